@@ -17,14 +17,23 @@ fn main() {
     }
     println!("cargo::rerun-if-env-changed=ADRIATICUM_VERSION");
     if Path::new(".git").exists() {
-        let paths =
-            GIT_FILES.map(|file| output("git", &["-c", "safe.directory=*", "rev-parse", "--git-path", file]));
+        let paths = GIT_FILES.map(|file| {
+            output(
+                "git",
+                &["-c", "safe.directory=*", "rev-parse", "--git-path", file],
+            )
+        });
         // For Cargo, a missing file has changed.
-        for path in paths.into_iter().flatten().filter(|path| Path::new(path).exists()) {
+        for path in paths
+            .into_iter()
+            .flatten()
+            .filter(|path| Path::new(path).exists())
+        {
             println!("cargo::rerun-if-changed={path}");
         }
     }
-    let version = output("sh", &["packaging/version"]).expect("packaging/version should print the version");
+    let version =
+        output("sh", &["packaging/version"]).expect("packaging/version should print the version");
     println!("cargo::rustc-env=ADRIATICUM_VERSION={version}");
     let lists = LANGUAGES.map(|language| stop_words::get(language).join(" "));
     let folder = env::var_os("OUT_DIR").expect("cargo sets it");
@@ -35,5 +44,8 @@ fn main() {
 /// Runs a program and returns its output without the end of the line; `None` if it fails.
 fn output(program: &str, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program).args(arguments).output().ok()?;
-    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    output
+        .status
+        .success()
+        .then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }

@@ -21,8 +21,17 @@ fn key(store: &Store) -> SecretDigest {
     }
     let name = KeyName::parse("benchmark").expect("a good name");
     let permissions = &[Permission::Completions];
-    let key = NewKey { name: &name, permissions, created: 0, expires: None, concurrent: None, budget: None };
-    store.add_key(secret, &key, &Actor::command("benchmark".into())).expect("a new key");
+    let key = NewKey {
+        name: &name,
+        permissions,
+        created: 0,
+        expires: None,
+        concurrent: None,
+        budget: None,
+    };
+    store
+        .add_key(secret, &key, &Actor::command("benchmark".into()))
+        .expect("a new key");
     digest
 }
 
@@ -33,7 +42,11 @@ fn row(id: RequestId, key: Key) -> LedgerRow {
         key_name: key.name,
         created: id.created(),
         status: Some(200),
-        tokens: Tokens { prompt_tokens: Some(11), completion_tokens: Some(3), total_tokens: Some(14) },
+        tokens: Tokens {
+            prompt_tokens: Some(11),
+            completion_tokens: Some(3),
+            total_tokens: Some(14),
+        },
         duration_ms: Some(1.5),
         queue_ms: Some(0.1),
         runtime_ms: Some(1.0),
@@ -47,7 +60,10 @@ fn write(store: &Store, digest: &SecretDigest, end: Instant) -> (u64, Duration, 
     while Instant::now() < end {
         let id = RequestId::now();
         let began = Instant::now();
-        let key = store.find_key(digest, id.created()).expect("a look-up").expect("the key");
+        let key = store
+            .find_key(digest, id.created())
+            .expect("a look-up")
+            .expect("the key");
         looking_up += began.elapsed();
         let began = Instant::now();
         store.append(row(id, key)).expect("a durable row");
@@ -59,10 +75,14 @@ fn write(store: &Store, digest: &SecretDigest, end: Instant) -> (u64, Duration, 
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
-    let database =
-        Database::parse(&arguments.next().expect("the database should be named")).expect("a database");
-    let seconds: u64 = arguments.next().map_or(2, |text| text.parse().expect("a number of seconds"));
-    let mut counts: Vec<usize> = arguments.map(|text| text.parse().expect("a number of threads")).collect();
+    let database = Database::parse(&arguments.next().expect("the database should be named"))
+        .expect("a database");
+    let seconds: u64 = arguments
+        .next()
+        .map_or(2, |text| text.parse().expect("a number of seconds"));
+    let mut counts: Vec<usize> = arguments
+        .map(|text| text.parse().expect("a number of threads"))
+        .collect();
     if counts.is_empty() {
         counts = vec![1, 2, 4, 8, 16, 32];
     }
@@ -78,7 +98,10 @@ fn main() {
                 thread::spawn(move || write(&store, &digest, end))
             })
             .collect();
-        let done: Vec<_> = running.into_iter().map(|thread| thread.join().expect("no panic")).collect();
+        let done: Vec<_> = running
+            .into_iter()
+            .map(|thread| thread.join().expect("no panic"))
+            .collect();
         let rows: u64 = done.iter().map(|(rows, ..)| rows).sum();
         let mean = |total: Duration| total.as_secs_f64() * 1e6 / rows as f64;
         println!(

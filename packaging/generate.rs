@@ -17,7 +17,10 @@ fn main() -> io::Result<()> {
     })?;
     fs::create_dir_all(folder.join("man1"))?;
     // Without pages for `help`.
-    clap_mangen::generate_to(definition().disable_help_subcommand(true), folder.join("man1"))?;
+    clap_mangen::generate_to(
+        definition().disable_help_subcommand(true),
+        folder.join("man1"),
+    )?;
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
         clap_complete::generate_to(shell, &mut definition(), "adriaticum", &folder)?;
     }

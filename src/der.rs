@@ -5,7 +5,8 @@ use time::PrimitiveDateTime;
 use time::format_description::BorrowedFormatItem;
 use time::macros::format_description;
 
-const TIME: &[BorrowedFormatItem<'_>] = format_description!("[year][month][day][hour][minute][second]Z");
+const TIME: &[BorrowedFormatItem<'_>] =
+    format_description!("[year][month][day][hour][minute][second]Z");
 
 /// The tags of the version, which may be missing, and of a time with two digits of the year.
 const VERSION: u8 = 0xa0;
@@ -17,9 +18,15 @@ pub fn value(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = if first < 0x80 {
         (usize::from(first), rest)
     } else {
-        let (digits, rest) =
-            rest.split_at_checked(usize::from(first & 0x7f)).filter(|(d, _)| d.len() <= 4)?;
-        (digits.iter().fold(0, |length, &digit| length << 8 | usize::from(digit)), rest)
+        let (digits, rest) = rest
+            .split_at_checked(usize::from(first & 0x7f))
+            .filter(|(d, _)| d.len() <= 4)?;
+        (
+            digits
+                .iter()
+                .fold(0, |length, &digit| length << 8 | usize::from(digit)),
+            rest,
+        )
     };
     rest.split_at_checked(length)
 }
@@ -58,8 +65,13 @@ mod tests {
     #[test]
     fn the_validity_of_a_certificate() {
         // From 2050 on the year has four digits.
-        for (year, expected) in [(2031, 1_924_992_000), (2049, 2_493_072_000), (2050, 2_524_608_000)] {
-            let mut parameters = rcgen::CertificateParams::new(["a.test".to_owned()]).expect("a name");
+        for (year, expected) in [
+            (2031, 1_924_992_000),
+            (2049, 2_493_072_000),
+            (2050, 2_524_608_000),
+        ] {
+            let mut parameters =
+                rcgen::CertificateParams::new(["a.test".to_owned()]).expect("a name");
             parameters.not_before = rcgen::date_time_ymd(1970, 1, 2);
             parameters.not_after = rcgen::date_time_ymd(year, 1, 1);
             let key = rcgen::KeyPair::generate().expect("a key");

@@ -25,19 +25,32 @@ pub struct Dispatcher {
 impl Dispatcher {
     /// The console, for a request that was admitted for it.
     fn console(&self) -> &Console {
-        let (_, console) = self.console.as_ref().expect("only a configured console admits requests");
+        let (_, console) = self
+            .console
+            .as_ref()
+            .expect("only a configured console admits requests");
         console
     }
 
     /// Adds the console's address to a 404: a person on this host who opens the API in a browser probably looks for it.
-    fn with_console_address(&self, client: ClientInfo, head: &RequestHead, mut failure: Failure) -> Failure {
-        let is_meant = failure.error == ApiError::NotFound && head.method() == "GET" && client.is_local();
+    fn with_console_address(
+        &self,
+        client: ClientInfo,
+        head: &RequestHead,
+        mut failure: Failure,
+    ) -> Failure {
+        let is_meant =
+            failure.error == ApiError::NotFound && head.method() == "GET" && client.is_local();
         if let Some((host, _)) = self.console.as_ref().filter(|_| is_meant) {
             let scheme = if client.secure { "https" } else { "http" };
-            let port = split_authority(head.authority()).and_then(|(_, port)| port.parse::<u16>().ok());
+            let port =
+                split_authority(head.authority()).and_then(|(_, port)| port.parse::<u16>().ok());
             let port = port.map_or_else(String::new, |port| format!(":{port}"));
-            failure.message =
-                format!("{} The console is at {scheme}://{host}{port}/.", failure.message).into();
+            failure.message = format!(
+                "{} The console is at {scheme}://{host}{port}/.",
+                failure.message
+            )
+            .into();
         }
         failure
     }
@@ -62,7 +75,11 @@ impl Service for Dispatcher {
         match self.api.check_head(head) {
             Ok(digest) => {
                 let (credential, origin) = (Some(digest), client.peer.map(ClientNetwork::from));
-                let ticket = Ticket { credential, origin, ..Ticket::default() };
+                let ticket = Ticket {
+                    credential,
+                    origin,
+                    ..Ticket::default()
+                };
                 Admission::Read(Destination::Api(digest), ticket)
             }
             Err(failure) => {
@@ -80,12 +97,16 @@ impl Service for Dispatcher {
     fn identify(&self, call: &PendingRequest) -> RequestIdentity {
         match call.destination {
             Destination::Api(digest) => match self.api.identify(call, &digest) {
-                Ok(key) => RequestIdentity::Known(Lane { name: key.id, limit: key.concurrent }),
+                Ok(key) => RequestIdentity::Known(Lane {
+                    name: key.id,
+                    limit: key.concurrent,
+                }),
                 Err(response) => RequestIdentity::Refused(response),
             },
-            Destination::Console => {
-                self.console().lane(&call.request).map_or(RequestIdentity::Unknown, RequestIdentity::Known)
-            }
+            Destination::Console => self
+                .console()
+                .lane(&call.request)
+                .map_or(RequestIdentity::Unknown, RequestIdentity::Known),
         }
     }
 
@@ -100,7 +121,12 @@ impl Service for Dispatcher {
         }
     }
 
-    fn refuse(&self, peer: Option<IpAddr>, call: Option<&PendingRequest>, failure: Failure) -> Response {
+    fn refuse(
+        &self,
+        peer: Option<IpAddr>,
+        call: Option<&PendingRequest>,
+        failure: Failure,
+    ) -> Response {
         match call.map(|call| call.destination) {
             Some(Destination::Console) => self.console().refuse(),
             Some(Destination::Api(_)) | None => self.api.refuse(peer, failure),

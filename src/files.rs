@@ -25,9 +25,10 @@ pub fn create(path: &Path) -> io::Result<bool> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             options.open(resolve(path)?).map(|_| false)
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            Err(io::Error::new(error.kind(), format!("there is no folder {}", folder(path).display())))
-        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(io::Error::new(
+            error.kind(),
+            format!("there is no folder {}", folder(path).display()),
+        )),
         Err(error) => Err(error),
         Ok(file) => give_to_folder_owner(&file, path).map(|()| true),
     }
@@ -52,7 +53,9 @@ pub fn resolve(path: &Path) -> io::Result<PathBuf> {
         return fs::canonicalize(path);
     }
     // Only the folder is resolved: the last part could become a link after any check.
-    let name = path.file_name().ok_or_else(|| io::Error::other("it is not the path of a file"))?;
+    let name = path
+        .file_name()
+        .ok_or_else(|| io::Error::other("it is not the path of a file"))?;
     let real = fs::canonicalize(folder(path))?.join(name);
     if fs::symlink_metadata(&real)?.is_symlink() {
         return Err(io::Error::other(format!(
@@ -66,8 +69,15 @@ pub fn resolve(path: &Path) -> io::Result<PathBuf> {
 
 /// Opens a file for reading. Refuses a pipe or a device: reading it could take forever.
 pub fn open(path: &Path) -> io::Result<File> {
-    let file = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
-    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is not a regular file")) }
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(OFlags::NONBLOCK.bits() as i32)
+        .open(path)?;
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(io::Error::other("it is not a regular file"))
+    }
 }
 
 /// Reads a certificate, a key or a password.
@@ -92,7 +102,9 @@ pub fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, St
 }
 
 pub fn folder(path: &Path) -> &Path {
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+    path.parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .unwrap_or(Path::new("."))
 }
 
 /// The path of a file beside another one, such as a database's WAL.
@@ -118,7 +130,8 @@ mod tests {
 
     impl Folder {
         fn new() -> Self {
-            let path = std::env::temp_dir().join(format!("adriaticum-{}", crate::secret::secret_hex::<8>()));
+            let path = std::env::temp_dir()
+                .join(format!("adriaticum-{}", crate::secret::secret_hex::<8>()));
             fs::create_dir(&path).expect("the folder for temporary files should take one");
             if rustix::process::geteuid().is_root() {
                 chown(&path, Some(12_345), Some(54_321)).expect("root may");
@@ -140,7 +153,10 @@ mod tests {
         let path = folder.0.join("test.db");
         assert!(create(&path).expect("it should be made"));
         assert!(!create(&path).expect("it is there already"));
-        let (made, of) = (fs::metadata(&path).expect("a file"), fs::metadata(&folder.0).expect("a folder"));
+        let (made, of) = (
+            fs::metadata(&path).expect("a file"),
+            fs::metadata(&folder.0).expect("a folder"),
+        );
         assert_eq!((made.uid(), made.gid()), (of.uid(), of.gid()));
         assert_eq!(made.mode() & 0o007, 0, "others may not read it");
     }
@@ -156,7 +172,9 @@ mod tests {
         let found = thread::scope(|scope| {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
-                    fs::write(&link, "").and_then(|()| fs::rename(&link, &path)).expect("a file");
+                    fs::write(&link, "")
+                        .and_then(|()| fs::rename(&link, &path))
+                        .expect("a file");
                     symlink(outside.0.join("target"), &link)
                         .and_then(|()| fs::rename(&link, &path))
                         .expect("a link");
@@ -167,7 +185,9 @@ mod tests {
             found
         });
         if rustix::process::geteuid().is_root() {
-            let real = fs::canonicalize(&folder.0).expect("a folder").join("test.db");
+            let real = fs::canonicalize(&folder.0)
+                .expect("a folder")
+                .join("test.db");
             assert_eq!(found, BTreeSet::from([real]));
         }
     }
@@ -190,7 +210,10 @@ mod tests {
         let (folder, outside) = (Folder::new(), Folder::new());
         let (link, target) = (folder.0.join("link.db"), outside.0.join("target"));
         symlink(&target, &link).expect("a link");
-        assert!(create(&link).is_err(), "nothing is created at the end of a link");
+        assert!(
+            create(&link).is_err(),
+            "nothing is created at the end of a link"
+        );
         assert!(!target.exists());
         fs::write(&target, "").expect("a file");
         let is_root = rustix::process::geteuid().is_root();
@@ -200,7 +223,8 @@ mod tests {
             chown(&folder.0, Some(0), Some(0)).expect("root may");
             let real = fs::canonicalize(&target).expect("it is there");
             assert_eq!(resolve(&link).expect("root's own link"), real);
-            fs::set_permissions(&folder.0, fs::Permissions::from_mode(0o1777)).expect("a folder for all");
+            fs::set_permissions(&folder.0, fs::Permissions::from_mode(0o1777))
+                .expect("a folder for all");
             assert!(resolve(&link).is_err(), "anybody's link");
         }
     }

@@ -42,7 +42,10 @@ impl RequestId {
     /// The lower bound of the ids that were made at this second or later: as texts, too, ids sort by time.
     pub fn from(second: i64) -> String {
         let last = (1 << 48) - 1;
-        format!("chatcmpl_{:012x}", second.saturating_mul(1000).clamp(0, last))
+        format!(
+            "chatcmpl_{:012x}",
+            second.saturating_mul(1000).clamp(0, last)
+        )
     }
 }
 
@@ -60,7 +63,8 @@ pub fn audit_id() -> String {
 /// Returns true for a prefix and so many lower-case hexadecimal digits.
 pub fn has_shape(text: &str, prefix: &str, digits: usize) -> bool {
     let is_digit = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-    text.strip_prefix(prefix).is_some_and(|rest| rest.len() == digits && rest.bytes().all(is_digit))
+    text.strip_prefix(prefix)
+        .is_some_and(|rest| rest.len() == digits && rest.bytes().all(is_digit))
 }
 
 #[cfg(test)]
@@ -77,7 +81,10 @@ mod tests {
     #[test]
     fn ids_are_in_the_order_of_time() {
         let id = RequestId::now();
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970").as_secs() as i64;
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .expect("a time after 1970")
+            .as_secs() as i64;
         assert!((now - id.created()).abs() < 60);
         let text = id.to_string();
         assert!(text >= RequestId::from(id.created()) && text < RequestId::from(id.created() + 1));

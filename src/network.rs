@@ -37,11 +37,18 @@ mod tests {
 
     #[test]
     fn an_ipv6_client_has_a_network() {
-        let network = |address: &str| ClientNetwork::from(address.parse::<IpAddr>().expect("an address"));
+        let network =
+            |address: &str| ClientNetwork::from(address.parse::<IpAddr>().expect("an address"));
         assert_eq!(network("192.0.2.7").to_string(), "192.0.2.7");
         assert_ne!(network("192.0.2.7"), network("192.0.2.8"));
-        assert_eq!(network("2001:db8:1:2ff::1").to_string(), "2001:db8:1:200::/56");
-        assert_eq!(network("2001:db8:1:2ff::1"), network("2001:db8:1:200:1:2:3:4"));
+        assert_eq!(
+            network("2001:db8:1:2ff::1").to_string(),
+            "2001:db8:1:200::/56"
+        );
+        assert_eq!(
+            network("2001:db8:1:2ff::1"),
+            network("2001:db8:1:200:1:2:3:4")
+        );
         assert_ne!(network("2001:db8:1:2ff::1"), network("2001:db8:1:300::1"));
     }
 }

@@ -27,9 +27,13 @@ impl Progress {
     /// Shows it on standard error. If that is closed, the work still continues.
     pub fn on_stderr() -> Self {
         let is_terminal = io::stderr().is_terminal();
-        Self::new(is_terminal, if is_terminal { REWRITE } else { NEXT_LINE }, |text| {
-            let _ = io::stderr().write_all(text.as_bytes());
-        })
+        Self::new(
+            is_terminal,
+            if is_terminal { REWRITE } else { NEXT_LINE },
+            |text| {
+                let _ = io::stderr().write_all(text.as_bytes());
+            },
+        )
     }
 
     /// Writes the lines to the log.
@@ -37,7 +41,11 @@ impl Progress {
         Self::new(false, NEXT_LINE, |text| log::info!("{}", text.trim_end()))
     }
 
-    fn new(is_terminal: bool, interval: Duration, write: impl FnMut(&str) + Send + 'static) -> Self {
+    fn new(
+        is_terminal: bool,
+        interval: Duration,
+        write: impl FnMut(&str) + Send + 'static,
+    ) -> Self {
         let now = Instant::now();
         Self(Some(Arc::new(Mutex::new(Display {
             write: Box::new(write),
@@ -93,7 +101,10 @@ impl Display {
             self.clear();
         } else if now.duration_since(self.last) >= self.interval {
             self.last = now;
-            let line = format!("{work}: {}", state(now.duration_since(self.began), done, total, unit));
+            let line = format!(
+                "{work}: {}",
+                state(now.duration_since(self.began), done, total, unit)
+            );
             if self.is_terminal {
                 self.rewrite(line);
             } else {
@@ -129,11 +140,18 @@ fn state(elapsed: Duration, done: u64, total: u64, unit: &str) -> String {
     if total == 0 {
         return format!("{} so far", time(elapsed.as_secs()));
     }
-    let all = format!("{} of {} {unit}", grouped(done as i64), grouped(total as i64));
+    let all = format!(
+        "{} of {} {unit}",
+        grouped(done as i64),
+        grouped(total as i64)
+    );
     let share = done as f64 / total as f64;
     let left = match done {
         0 => String::new(),
-        _ => format!(", {} left", time((elapsed.as_secs_f64() * (1.0 / share - 1.0)).ceil() as u64)),
+        _ => format!(
+            ", {} left",
+            time((elapsed.as_secs_f64() * (1.0 / share - 1.0)).ceil() as u64)
+        ),
     };
     format!("{all}, {:.0}%{left}", (share * 100.0).floor())
 }
@@ -195,7 +213,11 @@ mod tests {
                 "aside",
             ]
         );
-        assert_eq!(written(false, Duration::from_secs(31)), ["aside"], "the work ends before");
+        assert_eq!(
+            written(false, Duration::from_secs(31)),
+            ["aside"],
+            "the work ends before"
+        );
     }
 
     #[test]
@@ -216,12 +238,17 @@ mod tests {
     fn other_lines_go_around_the_one_that_is_rewritten_and_an_early_end_clears_it() {
         let texts = Arc::new(Mutex::new(String::new()));
         let (printed, written) = (Arc::clone(&texts), Arc::clone(&texts));
-        let progress = Progress::new(true, Duration::ZERO, move |text| lock(&written).push_str(text));
+        let progress = Progress::new(true, Duration::ZERO, move |text| {
+            lock(&written).push_str(text)
+        });
         progress.at("adding", 0, 3, "files");
         progress.aside(|| lock(&printed).push_str("added: a\n"));
         drop(progress);
         let line = "\radding: 0 of 3 files, 0%\x1b[K";
-        assert_eq!(*lock(&texts), format!("{line}\r\x1b[Kadded: a\n{line}\r\x1b[K"));
+        assert_eq!(
+            *lock(&texts),
+            format!("{line}\r\x1b[Kadded: a\n{line}\r\x1b[K")
+        );
     }
 
     #[test]
@@ -233,7 +260,10 @@ mod tests {
             (10, 1, 1000, "1 of 1,000 rows, 0%, 2 h 46 min left"),
             (10, 0, 1000, "0 of 1,000 rows, 0%"),
         ] {
-            assert_eq!(state(Duration::from_secs(seconds), done, total, "rows"), expected);
+            assert_eq!(
+                state(Duration::from_secs(seconds), done, total, "rows"),
+                expected
+            );
         }
     }
 }

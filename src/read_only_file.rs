@@ -30,7 +30,10 @@ impl ReadOnlyFile {
     /// Fails if it can't be read, or if a part of the content is not in the file itself. The path has no links.
     pub fn new(path: &Path) -> io::Result<Self> {
         rustix::fs::access(path, Access::READ_OK)?;
-        let read_only = Self { path: path.to_owned(), state: state(path)? };
+        let read_only = Self {
+            path: path.to_owned(),
+            state: state(path)?,
+        };
         match read_only.log() {
             None => Ok(read_only),
             Some(log) => Err(check_usable(&log, Access::READ_OK).err().unwrap_or_else(|| io::Error::other(format!(
@@ -54,13 +57,17 @@ impl ReadOnlyFile {
     pub fn check(&self) -> io::Result<()> {
         match self.log() {
             None if state(&self.path).is_ok_and(|state| state == self.state) => Ok(()),
-            _ => Err(io::Error::other("another process changed it while it was read: try again")),
+            _ => Err(io::Error::other(
+                "another process changed it while it was read: try again",
+            )),
         }
     }
 
     /// A file with content beside the database that is a part of it.
     fn log(&self) -> Option<PathBuf> {
-        let mut logs = ["-wal", "-journal"].map(|suffix| with_suffix(&self.path, suffix)).into_iter();
+        let mut logs = ["-wal", "-journal"]
+            .map(|suffix| with_suffix(&self.path, suffix))
+            .into_iter();
         logs.find(|log| fs::metadata(log).is_ok_and(|file| file.len() > 0))
     }
 }
@@ -68,14 +75,22 @@ impl ReadOnlyFile {
 /// Fails with the path in the message if a file or a folder can't be used. Opens nothing: closing a descriptor would drop the locks
 /// that SQLite has on a file.
 pub fn check_usable(path: &Path, wanted: Access) -> io::Result<()> {
-    let is_expected =
-        |kind: fs::FileType| if wanted.contains(Access::EXEC_OK) { kind.is_dir() } else { kind.is_file() };
+    let is_expected = |kind: fs::FileType| {
+        if wanted.contains(Access::EXEC_OK) {
+            kind.is_dir()
+        } else {
+            kind.is_file()
+        }
+    };
     let cause = match (rustix::fs::access(path, wanted), fs::metadata(path)) {
         (Err(error), _) => error.into(),
         (Ok(()), Ok(file)) if is_expected(file.file_type()) => return Ok(()),
         _ => io::Error::other("it is not a regular file"),
     };
-    Err(io::Error::new(cause.kind(), format!("{}: {cause}", path.display())))
+    Err(io::Error::new(
+        cause.kind(),
+        format!("{}: {cause}", path.display()),
+    ))
 }
 
 fn state(path: &Path) -> io::Result<FileState> {
@@ -99,9 +114,14 @@ mod tests {
         let path = folder.join("a?b#%20 ü.db");
         let writer = Connection::open(&path).expect("a database");
         writer
-            .execute_batch("PRAGMA journal_mode = WAL; CREATE TABLE t (x); INSERT INTO t VALUES (1)")
+            .execute_batch(
+                "PRAGMA journal_mode = WAL; CREATE TABLE t (x); INSERT INTO t VALUES (1)",
+            )
             .expect("a row");
-        let error = ReadOnlyFile::new(&path).err().expect("the row is in the WAL").to_string();
+        let error = ReadOnlyFile::new(&path)
+            .err()
+            .expect("the row is in the WAL")
+            .to_string();
         assert!(error.contains("%20 ü.db-wal has changes"), "{error}");
         drop(writer);
         let read_only = ReadOnlyFile::new(&path).expect("the last connection has moved the WAL");
@@ -109,9 +129,15 @@ mod tests {
         assert_eq!(count(&connection), Ok(1));
         assert!(connection.execute("INSERT INTO t VALUES (2)", []).is_err());
         read_only.check().expect("nothing was written");
-        assert_eq!(fs::read_dir(&folder).expect("a folder").count(), 1, "no file was created");
+        assert_eq!(
+            fs::read_dir(&folder).expect("a folder").count(),
+            1,
+            "no file was created"
+        );
         let writer = Connection::open(&path).expect("a database");
-        writer.execute("INSERT INTO t VALUES (2)", []).expect("a row");
+        writer
+            .execute("INSERT INTO t VALUES (2)", [])
+            .expect("a row");
         assert!(read_only.check().is_err(), "a WAL has appeared");
         drop(writer);
         assert!(read_only.check().is_err(), "the file has changed");

@@ -52,7 +52,9 @@ impl fmt::Debug for SecretDigest {
 /// Returns `N` bytes from the operating system's random source, in hexadecimal.
 pub fn secret_hex<const N: usize>() -> String {
     let mut bytes = [0; N];
-    rand::rngs::SysRng.try_fill_bytes(&mut bytes).expect("the operating system should give random bytes");
+    rand::rngs::SysRng
+        .try_fill_bytes(&mut bytes)
+        .expect("the operating system should give random bytes");
     hex::encode(bytes)
 }
 
@@ -63,8 +65,12 @@ pub fn new_secret() -> String {
 
 /// Returns whether a text contains the secret of an API key or the beginning of one.
 pub fn contains_secret(text: &str) -> bool {
-    let has_digits = |rest: &str| rest.bytes().take_while(u8::is_ascii_hexdigit).count() >= TELLING_DIGITS;
-    text.to_ascii_lowercase().split(SECRET_PREFIX).skip(1).any(has_digits)
+    let has_digits =
+        |rest: &str| rest.bytes().take_while(u8::is_ascii_hexdigit).count() >= TELLING_DIGITS;
+    text.to_ascii_lowercase()
+        .split(SECRET_PREFIX)
+        .skip(1)
+        .any(has_digits)
 }
 
 #[cfg(test)]
@@ -75,10 +81,22 @@ mod tests {
     fn secrets_are_recognized_in_a_text() {
         let secret = new_secret();
         assert_eq!(secret.len(), SECRET_PREFIX.len() + SECRET_DIGITS);
-        for text in [&secret, &secret.to_uppercase(), &format!("Bearer {secret}\n"), &secret[..12]] {
+        for text in [
+            &secret,
+            &secret.to_uppercase(),
+            &format!("Bearer {secret}\n"),
+            &secret[..12],
+        ] {
             assert!(contains_secret(text), "{text:?}");
         }
-        for text in ["", "adr_", "adr_3f9a…c41d", "adr_ic sea", "key_0123456789abcdef", "Ana's laptop"] {
+        for text in [
+            "",
+            "adr_",
+            "adr_3f9a…c41d",
+            "adr_ic sea",
+            "key_0123456789abcdef",
+            "Ana's laptop",
+        ] {
             assert!(!contains_secret(text), "{text:?}");
         }
     }

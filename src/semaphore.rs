@@ -25,8 +25,14 @@ pub struct Permit<'a>(&'a Semaphore);
 
 impl Semaphore {
     pub fn new(at_once: usize) -> Self {
-        let state = SemaphoreState { free: at_once, waiting: VecDeque::new(), last_key: String::new() };
-        Self { state: Mutex::new(state) }
+        let state = SemaphoreState {
+            free: at_once,
+            waiting: VecDeque::new(),
+            last_key: String::new(),
+        };
+        Self {
+            state: Mutex::new(state),
+        }
     }
 
     /// Waits for a permit. Returns `None` if there is none before the deadline.
@@ -65,7 +71,9 @@ impl SemaphoreState {
     fn add_waiting(&mut self, key: &str) {
         match self.waiting.iter_mut().find(|(known, _)| known == key) {
             Some((_, threads)) => threads.push_back(thread::current()),
-            None => self.waiting.push_back((key.to_owned(), [thread::current()].into())),
+            None => self
+                .waiting
+                .push_back((key.to_owned(), [thread::current()].into())),
         }
     }
 
@@ -83,7 +91,11 @@ impl SemaphoreState {
         if self.free == 0 {
             return;
         }
-        if self.waiting.front().is_some_and(|(key, _)| *key == self.last_key) {
+        if self
+            .waiting
+            .front()
+            .is_some_and(|(key, _)| *key == self.last_key)
+        {
             self.waiting.rotate_left(1);
         }
         if let Some((_, threads)) = self.waiting.front() {
@@ -114,14 +126,23 @@ mod tests {
         let now = Instant::now();
         let first = semaphore.acquire(now).expect("a free one");
         let _second = semaphore.acquire(now).expect("a free one");
-        assert!(semaphore.acquire(now + Duration::from_millis(10)).is_none(), "both permits are taken");
+        assert!(
+            semaphore.acquire(now + Duration::from_millis(10)).is_none(),
+            "both permits are taken"
+        );
         thread::scope(|scope| {
             let third = scope.spawn(|| semaphore.acquire(now + Duration::from_secs(60)).is_some());
             drop(first);
-            assert!(third.join().expect("no panic"), "it waits for the first to end");
+            assert!(
+                third.join().expect("no panic"),
+                "it waits for the first to end"
+            );
         });
         let third = semaphore.acquire(now + Duration::from_secs(60));
-        assert!(third.is_some() && semaphore.acquire(now).is_none(), "the number stays the same");
+        assert!(
+            third.is_some() && semaphore.acquire(now).is_none(),
+            "the number stays the same"
+        );
     }
 
     /// Runs a thread for each of these keys, in this order, once the one before waits; all of them wait for `held`. Returns the
@@ -144,8 +165,13 @@ mod tests {
     }
 
     fn until_waiting(semaphore: &Semaphore, count: usize) {
-        let waiting =
-            || lock(&semaphore.state).waiting.iter().map(|(_, threads)| threads.len()).sum::<usize>();
+        let waiting = || {
+            lock(&semaphore.state)
+                .waiting
+                .iter()
+                .map(|(_, threads)| threads.len())
+                .sum::<usize>()
+        };
         while waiting() != count {
             thread::yield_now();
         }
@@ -159,23 +185,40 @@ mod tests {
         let mut keys = vec!["one"; 14];
         keys.extend(["other", "third", "other"]);
         let turns = turns(&semaphore, hold(), &keys);
-        assert_eq!(turns[..7], ["other", "third", "one", "other", "one", "one", "one"]);
+        assert_eq!(
+            turns[..7],
+            ["other", "third", "one", "other", "one", "one", "one"]
+        );
         assert_eq!(turns.len(), keys.len());
-        assert_eq!(self::turns(&semaphore, hold(), &["one", "other", "one"]), ["other", "one", "one"]);
+        assert_eq!(
+            self::turns(&semaphore, hold(), &["one", "other", "one"]),
+            ["other", "one", "one"]
+        );
     }
 
     #[test]
     fn a_thread_that_gives_up_leaves_its_turn_to_the_next() {
         let semaphore = Semaphore::new(1);
-        let held = semaphore.acquire_in_turn("one", Instant::now()).expect("a free one");
+        let held = semaphore
+            .acquire_in_turn("one", Instant::now())
+            .expect("a free one");
         let soon = Instant::now() + Duration::from_millis(10);
         thread::scope(|scope| {
-            let late =
-                ["one", "other"].map(|key| scope.spawn(|| semaphore.acquire_in_turn(key, soon).is_none()));
-            assert!(late.map(|thread| thread.join().expect("no panic")) == [true; 2], "the permit is taken");
+            let late = ["one", "other"]
+                .map(|key| scope.spawn(|| semaphore.acquire_in_turn(key, soon).is_none()));
+            assert!(
+                late.map(|thread| thread.join().expect("no panic")) == [true; 2],
+                "the permit is taken"
+            );
         });
-        assert!(lock(&semaphore.state).waiting.is_empty(), "none of them waits");
-        assert_eq!(turns(&semaphore, held, &["one", "one", "third"]), ["third", "one", "one"]);
+        assert!(
+            lock(&semaphore.state).waiting.is_empty(),
+            "none of them waits"
+        );
+        assert_eq!(
+            turns(&semaphore, held, &["one", "one", "third"]),
+            ["third", "one", "one"]
+        );
     }
 
     /// A release wakes one thread, and a thread that was woken the next, if there are more permits.

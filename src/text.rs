@@ -8,8 +8,12 @@ use strsim::osa_distance;
 use crate::secret::contains_secret;
 
 /// The characters that are escaped in a query: all but the unreserved characters of RFC 3986 and the colon of times.
-const RESERVED: &AsciiSet =
-    &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b':');
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~')
+    .remove(b':');
 
 pub fn percent_encoded(text: &str) -> String {
     utf8_percent_encode(text, RESERVED).to_string()
@@ -30,7 +34,11 @@ pub fn grouped(number: i64) -> String {
 
 /// Formats a number of things: "1 request", "2,000 requests".
 pub fn count(number: i64, what: &str) -> String {
-    format!("{} {what}{}", grouped(number), if number == 1 { "" } else { "s" })
+    format!(
+        "{} {what}{}",
+        grouped(number),
+        if number == 1 { "" } else { "s" }
+    )
 }
 
 /// Returns the candidate that a misspelt word probably means: a third of its letters may be wrong.
@@ -45,8 +53,16 @@ pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
 
 /// Returns the first characters of a text, in one line.
 pub fn shortened(text: &str, most: usize) -> String {
-    let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(most).collect();
-    if text.chars().nth(most).is_some() { line + "…" } else { line }
+    let line: String = text
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .take(most)
+        .collect();
+    if text.chars().nth(most).is_some() {
+        line + "…"
+    } else {
+        line
+    }
 }
 
 /// Control characters, and those that show as nothing or turn the text around them.
@@ -58,14 +74,15 @@ pub fn is_unprintable(c: char) -> bool {
 
 /// Escapes what a terminal would execute or not show, in a text that another program sent: `\u{1b}`.
 pub fn escaped(text: &str) -> String {
-    text.chars().fold(String::with_capacity(text.len()), |mut escaped, c| {
-        if is_unprintable(c) {
-            escaped.extend(c.escape_unicode())
-        } else {
-            escaped.push(c)
-        }
-        escaped
-    })
+    text.chars()
+        .fold(String::with_capacity(text.len()), |mut escaped, c| {
+            if is_unprintable(c) {
+                escaped.extend(c.escape_unicode())
+            } else {
+                escaped.push(c)
+            }
+            escaped
+        })
 }
 
 /// Quotes a word of a command for the shell, if it needs that.
@@ -81,10 +98,15 @@ pub fn shell_word(word: &str) -> String {
 /// query of an address, whole or mistyped, `password=`, or an API key.
 pub fn may_hold_a_secret(text: &str) -> bool {
     let has_user = text.contains('@') || text.contains("%40");
-    let has_query = text.split_once('?').is_some_and(|(_, query)| query.contains('='));
+    let has_query = text
+        .split_once('?')
+        .is_some_and(|(_, query)| query.contains('='));
     // Text after a host's colon that is no port is a password without its @.
     let is_odd = |address: &str| {
-        let authority = address.split(['/', ',', '"', '\'', ' ']).next().unwrap_or_default();
+        let authority = address
+            .split(['/', ',', '"', '\'', ' '])
+            .next()
+            .unwrap_or_default();
         let (_, port) = authority.split_once(':').unwrap_or_default();
         address.contains(['?', '#']) || !port.bytes().all(|b| b.is_ascii_digit())
     };
@@ -97,7 +119,10 @@ pub fn may_hold_a_secret(text: &str) -> bool {
 
 /// True if a text has a password in the form of libpq: `host=a password=b`, also with spaces.
 pub fn has_password(text: &str) -> bool {
-    text.to_ascii_lowercase().split("password").skip(1).any(|rest| rest.trim_start().starts_with('='))
+    text.to_ascii_lowercase()
+        .split("password")
+        .skip(1)
+        .any(|rest| rest.trim_start().starts_with('='))
 }
 
 /// Returns the members of a row that the columns name, as cells; null is an empty one.
@@ -115,8 +140,10 @@ pub fn cells<'a>(row: &impl Serialize, columns: impl IntoIterator<Item = &'a str
 
 /// Formats a CSV line (RFC 4180), with every cell in quotes.
 pub fn csv_line(cells: &[String]) -> String {
-    let quoted: Vec<String> =
-        cells.iter().map(|cell| format!("\"{}\"", without_formulas(cell).replace('"', "\"\""))).collect();
+    let quoted: Vec<String> = cells
+        .iter()
+        .map(|cell| format!("\"{}\"", without_formulas(cell).replace('"', "\"\"")))
+        .collect();
     quoted.join(",") + "\r\n"
 }
 
@@ -126,8 +153,10 @@ fn without_formulas(cell: &str) -> String {
     let mut text = String::with_capacity(cell.len());
     let mut may_begin = true;
     for character in cell.chars() {
-        let is_sign =
-            matches!(character, '=' | '+' | '-' | '@' | '＝' | '＋' | '－' | '＠' | '\t' | '\r' | '\n');
+        let is_sign = matches!(
+            character,
+            '=' | '+' | '-' | '@' | '＝' | '＋' | '－' | '＠' | '\t' | '\r' | '\n'
+        );
         if may_begin && is_sign {
             text.push('\'');
         }
@@ -153,15 +182,25 @@ mod tests {
             ("nonsense", None),
             ("", None),
         ] {
-            assert_eq!(nearest(word, ["listen", "workers", "queue", "runtime.model"]), meant, "{word}");
+            assert_eq!(
+                nearest(word, ["listen", "workers", "queue", "runtime.model"]),
+                meant,
+                "{word}"
+            );
         }
-        assert_eq!((shortened("a\nbé", 4), shortened("a\nbé", 3)), ("a bé".into(), "a b…".into()));
+        assert_eq!(
+            (shortened("a\nbé", 4), shortened("a\nbé", 3)),
+            ("a bé".into(), "a b…".into())
+        );
     }
 
     #[test]
     fn nothing_in_an_escaped_text_acts_on_a_terminal() {
         let escapes = "a\u{1b}]0;x\u{7}\u{9b}31m\r\nž\u{202e}b";
-        assert_eq!(escaped(escapes), r"a\u{1b}]0;x\u{7}\u{9b}31m\u{d}\u{a}ž\u{202e}b");
+        assert_eq!(
+            escaped(escapes),
+            r"a\u{1b}]0;x\u{7}\u{9b}31m\u{d}\u{a}ž\u{202e}b"
+        );
         assert_eq!(escaped("plain: ü → \"x\""), "plain: ü → \"x\"");
     }
 
@@ -201,14 +240,20 @@ mod tests {
     fn comma_separated_values() {
         let row = json!({"f": "=1+1", "b": "a,b", "c": "say \"x\"", "a": null, "g": 7.0, "h": 1.5, "i": 7, "j": true});
         let line = csv_line(&cells(&row, ["a", "b", "c", "f", "g", "h", "i", "j"]));
-        assert_eq!(line, "\"\",\"a,b\",\"say \"\"x\"\"\",\"'=1+1\",\"7\",\"1.5\",\"7\",\"true\"\r\n");
+        assert_eq!(
+            line,
+            "\"\",\"a,b\",\"say \"\"x\"\"\",\"'=1+1\",\"7\",\"1.5\",\"7\",\"true\"\r\n"
+        );
     }
 
     #[test]
     fn no_cell_is_a_formula() {
         for sign in ["=", "+", "-", "@", "＝", "＋", "－", "＠", "\t", "\r"] {
             assert_eq!(csv_line(&[format!("{sign}1")]), format!("\"'{sign}1\"\r\n"));
-            assert_eq!(csv_line(&[format!("a; {sign}1;{sign}")]), format!("\"a; '{sign}1;'{sign}\"\r\n"));
+            assert_eq!(
+                csv_line(&[format!("a; {sign}1;{sign}")]),
+                format!("\"a; '{sign}1;'{sign}\"\r\n")
+            );
         }
         for harmless in ["a=b", "2026-11-15T00:00:00Z", "a-b; c-d", "", "1 - 2"] {
             assert_eq!(csv_line(&[harmless.into()]), format!("\"{harmless}\"\r\n"));
@@ -217,9 +262,17 @@ mod tests {
 
     #[test]
     fn thousands() {
-        for (number, text) in [(0, "0"), (999, "999"), (1_000, "1,000"), (1_234_567, "1,234,567")] {
+        for (number, text) in [
+            (0, "0"),
+            (999, "999"),
+            (1_000, "1,000"),
+            (1_234_567, "1,234,567"),
+        ] {
             assert_eq!(grouped(number), text);
         }
-        assert_eq!((count(1, "row"), count(1_000, "row")), ("1 row".into(), "1,000 rows".into()));
+        assert_eq!(
+            (count(1, "row"), count(1_000, "row")),
+            ("1 row".into(), "1,000 rows".into())
+        );
     }
 }

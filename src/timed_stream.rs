@@ -27,17 +27,29 @@ pub struct TimedStream {
 
 impl TimedStream {
     pub fn new(stream: TcpStream, deadline: Instant) -> Self {
-        Self { stream: Arc::new(stream), deadline, has_sent: false, timeout: Duration::ZERO }
+        Self {
+            stream: Arc::new(stream),
+            deadline,
+            has_sent: false,
+            timeout: Duration::ZERO,
+        }
     }
 
     /// Connects to the first address that can be reached.
-    pub fn connect(addresses: impl IntoIterator<Item = SocketAddr>, deadline: Instant) -> io::Result<Self> {
+    pub fn connect(
+        addresses: impl IntoIterator<Item = SocketAddr>,
+        deadline: Instant,
+    ) -> io::Result<Self> {
         let mut addresses = addresses.into_iter().peekable();
         let mut failure = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
         while let Some(address) = addresses.next() {
             let left = deadline.saturating_duration_since(Instant::now());
             // One that does not answer leaves time for the next.
-            let time = if addresses.peek().is_some() { left / 2 } else { left };
+            let time = if addresses.peek().is_some() {
+                left / 2
+            } else {
+                left
+            };
             match TcpStream::connect_timeout(&address, time.max(Duration::from_millis(1))) {
                 Ok(stream) => {
                     // A message is one write: Nagle's algorithm would only delay it.
@@ -53,7 +65,11 @@ impl TimedStream {
 
     /// Returns true if the server has neither closed the connection nor sent unrequested bytes.
     pub fn is_quiet(&self) -> bool {
-        let waiting = recv(&*self.stream, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+        let waiting = recv(
+            &*self.stream,
+            &mut [0; 1],
+            RecvFlags::PEEK | RecvFlags::DONTWAIT,
+        );
         matches!(waiting, Err(Errno::AGAIN))
     }
 
@@ -98,11 +114,13 @@ impl Read for TimedStream {
 
 impl Write for TimedStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.in_time(|mut stream| stream.write(bytes)).inspect(|&count| self.has_sent |= count > 0)
+        self.in_time(|mut stream| stream.write(bytes))
+            .inspect(|&count| self.has_sent |= count > 0)
     }
 
     fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.in_time(|mut stream| stream.write_vectored(parts)).inspect(|&count| self.has_sent |= count > 0)
+        self.in_time(|mut stream| stream.write_vectored(parts))
+            .inspect(|&count| self.has_sent |= count > 0)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -125,7 +143,11 @@ mod tests {
         let mut calls = 0;
         let result = stream.in_time(|_| {
             calls += 1;
-            if calls < 3 { Err(Errno::INTR.into()) } else { Ok(calls) }
+            if calls < 3 {
+                Err(Errno::INTR.into())
+            } else {
+                Ok(calls)
+            }
         });
         assert_eq!(result.expect("it goes on"), 3);
         stream.deadline = Instant::now() + Duration::from_millis(1);

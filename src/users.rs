@@ -13,7 +13,10 @@ pub fn group_name(gid: u32) -> String {
 }
 
 fn name(id: u32, file: &Path) -> String {
-    find_name(&id.to_string(), &fs::read_to_string(file).unwrap_or_default())
+    find_name(
+        &id.to_string(),
+        &fs::read_to_string(file).unwrap_or_default(),
+    )
 }
 
 /// Both files have the name in the first field and the number in the third.
@@ -32,7 +35,8 @@ mod tests {
 
     #[test]
     fn users_have_names() {
-        let passwd = "root:x:0:0:root:/root:/bin/bash\n# a comment\n\nana:x:1000:1000::/home/ana:/bin/sh\n";
+        let passwd =
+            "root:x:0:0:root:/root:/bin/bash\n# a comment\n\nana:x:1000:1000::/home/ana:/bin/sh\n";
         for (uid, name) in [("0", "root"), ("1000", "ana"), ("7", "7")] {
             assert_eq!(find_name(uid, passwd), name);
         }

@@ -7,15 +7,19 @@ use time::macros::format_description;
 use time::{Date, OffsetDateTime, Time, UtcOffset};
 
 const DATE: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month]-[day]");
-const MINUTE: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month]-[day] [hour]:[minute]");
+const MINUTE: &[BorrowedFormatItem<'_>] =
+    format_description!("[year]-[month]-[day] [hour]:[minute]");
 const SECOND: &[BorrowedFormatItem<'_>] =
     format_description!("[year]-[month]-[day]T[hour]:[minute]:[second]Z");
 
-const OFFSET: &[BorrowedFormatItem<'_>] = format_description!("[offset_hour sign:mandatory]:[offset_minute]");
+const OFFSET: &[BorrowedFormatItem<'_>] =
+    format_description!("[offset_hour sign:mandatory]:[offset_minute]");
 
 /// Times of a day, with and without seconds.
-const CLOCK: [&[BorrowedFormatItem<'_>]; 2] =
-    [format_description!("[hour]:[minute]"), format_description!("[hour]:[minute]:[second]")];
+const CLOCK: [&[BorrowedFormatItem<'_>]; 2] = [
+    format_description!("[hour]:[minute]"),
+    format_description!("[hour]:[minute]:[second]"),
+];
 
 const DAY: i64 = 86_400;
 
@@ -46,7 +50,9 @@ impl When {
         // Times as the commands print them have a Z, and a T or a space.
         if let Some((date, time)) = text.split_once(['T', ' ']) {
             let (seconds, offset) = clock(time)?;
-            return Some(Self::Time(start_of(Date::parse(date, DATE).ok()?) + seconds - offset));
+            return Some(Self::Time(
+                start_of(Date::parse(date, DATE).ok()?) + seconds - offset,
+            ));
         }
         if let Some((seconds, offset)) = clock(text) {
             return Some(Self::Today(seconds, offset));
@@ -64,9 +70,15 @@ impl When {
             return None;
         }
         // At most about a hundred years.
-        let number =
-            digits.parse::<i64>().ok().filter(|&number| number > 0 && number <= 3_200_000_000 / seconds)?;
-        Some(if unit == 'd' { Self::Days(number) } else { Self::Seconds(number * seconds) })
+        let number = digits
+            .parse::<i64>()
+            .ok()
+            .filter(|&number| number > 0 && number <= 3_200_000_000 / seconds)?;
+        Some(if unit == 'd' {
+            Self::Days(number)
+        } else {
+            Self::Seconds(number * seconds)
+        })
     }
 
     /// The time as the beginning of a range. Days are calendar days in UTC and include today, as on the console: 30 days are today
@@ -107,7 +119,10 @@ pub struct Range {
 }
 
 impl Range {
-    pub const ALL: Self = Self { since: i64::MIN, until: i64::MAX };
+    pub const ALL: Self = Self {
+        since: i64::MIN,
+        until: i64::MAX,
+    };
 
     pub const MONTH_TAKES: &str = "a month as YYYY-MM, or last";
 
@@ -133,9 +148,15 @@ impl Range {
         let Self { since, until } = self;
         if since >= until {
             let [first, last] = self.bounds();
-            Err(format!("the range from {first} to {last} ends before it begins."))
+            Err(format!(
+                "the range from {first} to {last} ends before it begins."
+            ))
         } else if since > now {
-            Err(format!("the range begins at {}, in the future: it is {} now.", time(since), time(now)))
+            Err(format!(
+                "the range begins at {}, in the future: it is {} now.",
+                time(since),
+                time(now)
+            ))
         } else {
             Ok(self)
         }
@@ -145,7 +166,8 @@ impl Range {
     pub fn bounds(self) -> [String; 2] {
         let Self { since, until } = self;
         if since % DAY == 0 && until % DAY == 0 {
-            return [since, until - 1].map(|time| iso(time).unwrap_or_default().chars().take(10).collect());
+            return [since, until - 1]
+                .map(|time| iso(time).unwrap_or_default().chars().take(10).collect());
         }
         [since, until].map(|time| iso(time).unwrap_or_default().replace(":00Z", "Z"))
     }
@@ -157,7 +179,9 @@ fn start_of(date: Date) -> i64 {
 
 /// The seconds from midnight to a time such as 13:00 or 13:00:59, and its offset from UTC: `Z`, `+01:00`, or none.
 fn clock(text: &str) -> Option<(i64, i64)> {
-    let text = text.strip_suffix('Z').map_or(text.to_owned(), |time| format!("{time}+00:00"));
+    let text = text
+        .strip_suffix('Z')
+        .map_or(text.to_owned(), |time| format!("{time}+00:00"));
     let (time, offset) = match text.find(['+', '-']) {
         Some(at) => (&text[..at], UtcOffset::parse(&text[at..], OFFSET).ok()?),
         None => (text.as_str(), UtcOffset::UTC),
@@ -171,18 +195,31 @@ fn clock(text: &str) -> Option<(i64, i64)> {
 pub fn is_impossible_date(text: &str) -> bool {
     let text = text.split(['T', ' ']).next().unwrap_or_default();
     let has_form = text.len() == 10
-        && text
-            .bytes()
-            .enumerate()
-            .all(|(at, b)| if at == 4 || at == 7 { b == b'-' } else { b.is_ascii_digit() });
+        && text.bytes().enumerate().all(|(at, b)| {
+            if at == 4 || at == 7 {
+                b == b'-'
+            } else {
+                b.is_ascii_digit()
+            }
+        });
     has_form && Date::parse(text, DATE).is_err()
 }
 
 /// The calendar month of a time, UTC.
 pub fn month(time: i64) -> Option<Range> {
-    let first = OffsetDateTime::from_unix_timestamp(time).ok()?.date().replace_day(1).ok()?;
-    let next = first.checked_add(time::Duration::days(31))?.replace_day(1).ok()?;
-    Some(Range { since: start_of(first), until: start_of(next) })
+    let first = OffsetDateTime::from_unix_timestamp(time)
+        .ok()?
+        .date()
+        .replace_day(1)
+        .ok()?;
+    let next = first
+        .checked_add(time::Duration::days(31))?
+        .replace_day(1)
+        .ok()?;
+    Some(Range {
+        since: start_of(first),
+        until: start_of(next),
+    })
 }
 
 pub fn now() -> i64 {
@@ -192,7 +229,8 @@ pub fn now() -> i64 {
 /// Formats a time to the minute as the API and the commands print it, `2026-11-16 13:48Z`: the commands also accept that form.
 /// Returns a dash if there is none.
 pub fn format_minute(time: Option<i64>) -> String {
-    time.and_then(minute).map_or("-".into(), |minute| minute + "Z")
+    time.and_then(minute)
+        .map_or("-".into(), |minute| minute + "Z")
 }
 
 /// Formats a time to the minute for sentences: `2026-11-16 13:48 UTC`.
@@ -209,12 +247,18 @@ pub fn format_end(time: i64) -> String {
 }
 
 fn minute(time: i64) -> Option<String> {
-    OffsetDateTime::from_unix_timestamp(time).ok()?.format(MINUTE).ok()
+    OffsetDateTime::from_unix_timestamp(time)
+        .ok()?
+        .format(MINUTE)
+        .ok()
 }
 
 /// Formats a time to the second, UTC, in ISO 8601.
 pub fn iso(time: i64) -> Option<String> {
-    OffsetDateTime::from_unix_timestamp(time).ok()?.format(SECOND).ok()
+    OffsetDateTime::from_unix_timestamp(time)
+        .ok()?
+        .format(SECOND)
+        .ok()
 }
 
 /// Converts a duration to milliseconds, to the microsecond: more is noise.
@@ -275,7 +319,11 @@ mod tests {
             ("nonsense", None),
         ] {
             assert_eq!(When::parse(text), when, "{text}");
-            assert_eq!(is_impossible_date(text), text.starts_with("2023-02-29"), "{text}");
+            assert_eq!(
+                is_impossible_date(text),
+                text.starts_with("2023-02-29"),
+                "{text}"
+            );
         }
     }
 
@@ -283,16 +331,31 @@ mod tests {
     fn days_ago_are_calendar_days_and_shorter_times_are_not() {
         let now = 20_000 * DAY + 40_000;
         assert_eq!(When::Days(1).begin(now), 20_000 * DAY, "today");
-        assert_eq!(When::Days(30).begin(now), 19_971 * DAY, "today and the 29 days before it");
+        assert_eq!(
+            When::Days(30).begin(now),
+            19_971 * DAY,
+            "today and the 29 days before it"
+        );
         assert_eq!(When::Seconds(24 * 3600).begin(now), now - DAY);
-        assert_eq!(When::Days(90).expiry(now), now + 90 * DAY, "a key expires to the second");
-        assert_eq!(When::Today(60, 0).begin(now), 20_000 * DAY + 60, "a time of today");
+        assert_eq!(
+            When::Days(90).expiry(now),
+            now + 90 * DAY,
+            "a key expires to the second"
+        );
+        assert_eq!(
+            When::Today(60, 0).begin(now),
+            20_000 * DAY + 60,
+            "a time of today"
+        );
     }
 
     #[test]
     fn a_date_is_a_whole_day_and_a_time_excludes_itself() {
         let (date, time) = (When::Date(500 * DAY), When::Time(500 * DAY));
-        assert_eq!([date.begin(0), date.end(0), date.expiry(0)], [500 * DAY, 501 * DAY, 501 * DAY]);
+        assert_eq!(
+            [date.begin(0), date.end(0), date.expiry(0)],
+            [500 * DAY, 501 * DAY, 501 * DAY]
+        );
         assert_eq!([time.begin(0), time.end(0), time.expiry(0)], [500 * DAY; 3]);
     }
 
@@ -317,15 +380,31 @@ mod tests {
             ("2026-12-31", "2026-12-01", "2027-01-01"),
             ("2026-11-01", "2026-11-01", "2026-12-01"),
         ] {
-            let expected = Some(Range { since: date(first), until: date(next) });
+            let expected = Some(Range {
+                since: date(first),
+                until: date(next),
+            });
             for second in [0, DAY - 1] {
                 assert_eq!(month(date(time) + second), expected, "{time}");
             }
             assert_eq!(Range::parse_month(&time[..7], 0), expected);
-            assert_eq!(Range::parse_month("last", date(next)), expected, "the month before that of {next}");
+            assert_eq!(
+                Range::parse_month("last", date(next)),
+                expected,
+                "the month before that of {next}"
+            );
         }
         assert_eq!(month(i64::MAX), None);
-        for text in ["2026-13", "2026-00", "2026-1", "2026", "2026-10-01", "10-2026", "next", ""] {
+        for text in [
+            "2026-13",
+            "2026-00",
+            "2026-1",
+            "2026",
+            "2026-10-01",
+            "10-2026",
+            "next",
+            "",
+        ] {
             assert_eq!(Range::parse_month(text, 0), None, "{text}");
         }
     }
@@ -334,23 +413,57 @@ mod tests {
     fn ranges_that_are_wrong_usage() {
         let now = date("2026-11-18") + 60;
         let check = |since, until| {
-            Range::between(When::parse(since), When::parse(until), now).checked(now).map(Range::bounds)
+            Range::between(When::parse(since), When::parse(until), now)
+                .checked(now)
+                .map(Range::bounds)
         };
         for (since, until, [first, last]) in [
             ("2026-11-16", "2026-11-16", ["2026-11-16", "2026-11-16"]),
-            ("2026-11-16", "2026-11-17T00:00Z", ["2026-11-16", "2026-11-16"]),
+            (
+                "2026-11-16",
+                "2026-11-17T00:00Z",
+                ["2026-11-16", "2026-11-16"],
+            ),
             ("2026-11-18", "2026-12-31", ["2026-11-18", "2026-12-31"]),
-            ("2026-11-16T13:30+01:00", "2026-11-16T14:15Z", ["2026-11-16T12:30Z", "2026-11-16T14:15Z"]),
-            ("2026-11-16T13:30:07Z", "2026-11-16", ["2026-11-16T13:30:07Z", "2026-11-17T00:00Z"]),
+            (
+                "2026-11-16T13:30+01:00",
+                "2026-11-16T14:15Z",
+                ["2026-11-16T12:30Z", "2026-11-16T14:15Z"],
+            ),
+            (
+                "2026-11-16T13:30:07Z",
+                "2026-11-16",
+                ["2026-11-16T13:30:07Z", "2026-11-17T00:00Z"],
+            ),
         ] {
             assert_eq!(check(since, until), Ok([first.into(), last.into()]));
         }
         for (since, until, times) in [
-            ("2026-11-16", "2026-11-15", ["from 2026-11-16 ", "to 2026-11-15 "]),
-            ("2026-11-17", "2026-11-15", ["from 2026-11-17 ", "to 2026-11-15 "]),
-            ("2026-11-16T13:00Z", "2026-11-16T13:00Z", ["from 2026-11-16T13:00Z ", "to 2026-11-16T13:00Z "]),
-            ("2026-11-19", "2026-11-20", ["2026-11-19T00:00:00Z", "2026-11-18T00:01:00Z"]),
-            ("2026-11-19", "", ["2026-11-19T00:00:00Z", "2026-11-18T00:01:00Z"]),
+            (
+                "2026-11-16",
+                "2026-11-15",
+                ["from 2026-11-16 ", "to 2026-11-15 "],
+            ),
+            (
+                "2026-11-17",
+                "2026-11-15",
+                ["from 2026-11-17 ", "to 2026-11-15 "],
+            ),
+            (
+                "2026-11-16T13:00Z",
+                "2026-11-16T13:00Z",
+                ["from 2026-11-16T13:00Z ", "to 2026-11-16T13:00Z "],
+            ),
+            (
+                "2026-11-19",
+                "2026-11-20",
+                ["2026-11-19T00:00:00Z", "2026-11-18T00:01:00Z"],
+            ),
+            (
+                "2026-11-19",
+                "",
+                ["2026-11-19T00:00:00Z", "2026-11-18T00:01:00Z"],
+            ),
         ] {
             let message = check(since, until).expect_err("a wrong range");
             assert!(times.iter().all(|time| message.contains(time)), "{message}");
@@ -364,7 +477,10 @@ mod tests {
         assert_eq!(format_utc(978_307_260), "2001-01-01 00:01 UTC");
         assert_eq!(format_end(978_307_260), "2001-01-01 00:01 UTC");
         assert_eq!(format_end(978_307_200), "2000-12-31 24:00 UTC");
-        assert_eq!((format_minute(Some(i64::MAX)), format_utc(i64::MAX)), ("-".into(), "-".into()));
+        assert_eq!(
+            (format_minute(Some(i64::MAX)), format_utc(i64::MAX)),
+            ("-".into(), "-".into())
+        );
         assert_eq!(iso(978_307_261).as_deref(), Some("2001-01-01T00:01:01Z"));
         assert_eq!(iso(i64::MAX), None);
     }

@@ -50,11 +50,16 @@ fn explore(
             thread::spawn(move || {
                 let write_group = |group: &[&u32], _: Instant| {
                     let group: Vec<u32> = group.iter().map(|item| **item).collect();
-                    assert!(!mem::replace(&mut lock(&ledger).is_writing, true), "one leader at a time");
+                    assert!(
+                        !mem::replace(&mut lock(&ledger).is_writing, true),
+                        "one leader at a time"
+                    );
                     thread::yield_now();
                     let _end = EndOfWrite(&ledger);
                     let results = write(&group);
-                    lock(&ledger).rows.extend(results.iter().filter_map(|result| result.ok()));
+                    lock(&ledger)
+                        .rows
+                        .extend(results.iter().filter_map(|result| result.ok()));
                     results
                 };
                 let submit = AssertUnwindSafe(|| queue.submit(item, timeout, write_group));
@@ -62,7 +67,10 @@ fn explore(
             })
         });
         let writers: Vec<_> = writers.collect();
-        let results: Vec<_> = writers.into_iter().map(|writer| writer.join().expect("no panic")).collect();
+        let results: Vec<_> = writers
+            .into_iter()
+            .map(|writer| writer.join().expect("no panic"))
+            .collect();
         let mut rows = lock(&ledger).rows.clone();
         rows.sort_unstable();
         check(&results, &rows);
@@ -76,7 +84,9 @@ fn explore(
 }
 
 fn lock(ledger: &Mutex<Ledger>) -> shuttle::sync::MutexGuard<'_, Ledger> {
-    ledger.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    ledger
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// Ends a write, even after a panic.
@@ -92,7 +102,10 @@ impl Drop for EndOfWrite<'_> {
 fn every_writer_has_the_result_of_its_own_item() {
     let write = |group: &[u32]| group.iter().map(|item| Ok(*item)).collect();
     explore([LONG; 3], write, |results, rows| {
-        assert_eq!((results, rows), (&[Ok(Ok(1)), Ok(Ok(2)), Ok(Ok(3))][..], &[1, 2, 3][..]));
+        assert_eq!(
+            (results, rows),
+            (&[Ok(Ok(1)), Ok(Ok(2)), Ok(Ok(3))][..], &[1, 2, 3][..])
+        );
     });
 }
 
@@ -104,7 +117,10 @@ fn a_group_that_fails_fails_all_of_its_members_and_no_others() {
     };
     explore([LONG; 3], write, |results, rows| {
         assert_eq!(results[1], Ok(Err("on purpose")));
-        let written: Vec<u32> = results.iter().filter_map(|result| result.ok()?.ok()).collect();
+        let written: Vec<u32> = results
+            .iter()
+            .filter_map(|result| result.ok()?.ok())
+            .collect();
         assert_eq!(written, rows);
     });
 }
@@ -124,22 +140,35 @@ fn a_leader_that_panics_leaves_none_of_its_group_waiting() {
     };
     explore([LONG; 3], write, |results, rows| {
         assert_eq!(results[1], Err(NotWritten::Panicked));
-        let written: Vec<u32> = results.iter().filter_map(|result| result.ok()?.ok()).collect();
+        let written: Vec<u32> = results
+            .iter()
+            .filter_map(|result| result.ok()?.ok())
+            .collect();
         assert_eq!(written, rows);
     });
-    assert!(WITH_OTHERS.load(Ordering::Relaxed) > 0, "no interleaving had a group");
+    assert!(
+        WITH_OTHERS.load(Ordering::Relaxed) > 0,
+        "no interleaving had a group"
+    );
 }
 
 #[test]
 fn an_item_whose_deadline_has_passed_is_written_with_its_group_or_not_at_all() {
     static LATE: AtomicUsize = AtomicUsize::new(0);
     let write = |group: &[u32]| group.iter().map(|item| Ok(*item)).collect();
-    explore([LONG, Duration::ZERO, LONG], write, |results, rows| match results[1] {
-        Err(NotWritten::Late) => {
-            LATE.fetch_add(1, Ordering::Relaxed);
-            assert_eq!(rows, [1, 3]);
-        }
-        _ => assert_eq!(rows, [1, 2, 3]),
-    });
-    assert!(LATE.load(Ordering::Relaxed) > 0, "no interleaving had a late one");
+    explore(
+        [LONG, Duration::ZERO, LONG],
+        write,
+        |results, rows| match results[1] {
+            Err(NotWritten::Late) => {
+                LATE.fetch_add(1, Ordering::Relaxed);
+                assert_eq!(rows, [1, 3]);
+            }
+            _ => assert_eq!(rows, [1, 2, 3]),
+        },
+    );
+    assert!(
+        LATE.load(Ordering::Relaxed) > 0,
+        "no interleaving had a late one"
+    );
 }

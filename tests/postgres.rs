@@ -25,9 +25,18 @@ impl PostgresServer {
             .spawn()
             .expect("the script should start");
         let mut lines = BufReader::new(child.stdout.take().expect("its output")).lines();
-        let mut line = || lines.next().and_then(Result::ok).expect("PostgreSQL 15 should start");
+        let mut line = || {
+            lines
+                .next()
+                .and_then(Result::ok)
+                .expect("PostgreSQL 15 should start")
+        };
         let (uri, folder) = (line(), line().into());
-        Self { uri, folder, script: child }
+        Self {
+            uri,
+            folder,
+            script: child,
+        }
     }
 
     /// The server that the tests of this process share.
@@ -51,7 +60,10 @@ impl PostgresServer {
     }
 
     fn port(&self) -> &str {
-        self.uri.rsplit_once(':').and_then(|(_, rest)| rest.split_once('/')).map_or("", |(port, _)| port)
+        self.uri
+            .rsplit_once(':')
+            .and_then(|(_, rest)| rest.split_once('/'))
+            .map_or("", |(port, _)| port)
     }
 
     /// Runs a statement as the superuser, and returns what it prints.
@@ -74,6 +86,12 @@ pub fn psql(uri: &str, arguments: &[&str]) -> String {
         .args(arguments)
         .output()
         .expect("psql should run");
-    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).trim_end_matches('\n').to_owned()
+    assert!(
+        output.status.success(),
+        "{arguments:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8_lossy(&output.stdout)
+        .trim_end_matches('\n')
+        .to_owned()
 }

@@ -24,7 +24,12 @@ pub fn run(
 ) -> Result<Generated, Failure> {
     loop {
         match runtimes.complete(chat, None, spent) {
-            Ok(generated) => return Ok(Generated { tokens: spent.tokens.unwrap_or_default(), ..generated }),
+            Ok(generated) => {
+                return Ok(Generated {
+                    tokens: spent.tokens.unwrap_or_default(),
+                    ..generated
+                });
+            }
             Err((_, RuntimeError::ContextExceeded(_))) if shorten(chat) => {}
             Err(failure) => return Err(failure.into()),
         }
@@ -48,7 +53,9 @@ impl From<(String, RuntimeError)> for Failure {
             RuntimeError::Status(_) | RuntimeError::UnknownModel(_) => {
                 "The inference service reported an error. Try again later."
             }
-            RuntimeError::Call(CallError::TooLarge) | RuntimeError::NotJson | RuntimeError::NoText => {
+            RuntimeError::Call(CallError::TooLarge)
+            | RuntimeError::NotJson
+            | RuntimeError::NoText => {
                 "The inference service gave no usable answer. Try again later."
             }
         };

@@ -15,21 +15,30 @@ pub fn authenticate(digest: &SecretDigest, store: &Store, created: i64) -> Resul
         Failure::unavailable(error.cause(), message, error.details("keys"))
     })?;
     let key = key.ok_or_else(|| {
-        refused(FailureCause::UnknownKey, "There is no such API key. Check that it was copied whole.")
+        refused(
+            FailureCause::UnknownKey,
+            "There is no such API key. Check that it was copied whole.",
+        )
     })?;
     match key.state(when::now()) {
         KeyState::Active | KeyState::Expiring => Ok(key),
         KeyState::Revoked => Err(revoked(key.id)),
         KeyState::Expired => {
             let message = "This API key has expired. Ask for a new one.";
-            Err(Failure { key_id: Some(key.id), ..refused(FailureCause::Expired, message) })
+            Err(Failure {
+                key_id: Some(key.id),
+                ..refused(FailureCause::Expired, message)
+            })
         }
     }
 }
 
 pub fn revoked(key_id: String) -> Failure {
     let message = "This API key was revoked. Ask for a new one.";
-    Failure { key_id: Some(key_id), ..refused(FailureCause::Revoked, message) }
+    Failure {
+        key_id: Some(key_id),
+        ..refused(FailureCause::Revoked, message)
+    }
 }
 
 /// The digest of the key in the `Authorization` header, of which there has to be exactly one. The key may not exist.
@@ -41,8 +50,7 @@ pub fn digest(head: &RequestHead) -> Result<SecretDigest, Failure> {
     if values.next().is_some() {
         return Err(refuse("There are two Authorization headers. Send one."));
     }
-    let malformed =
-        "The API key is malformed. Send Authorization: Bearer, a space, and the key as it was given.";
+    let malformed = "The API key is malformed. Send Authorization: Bearer, a space, and the key as it was given.";
     str::from_utf8(value)
         .ok()
         .and_then(|text| text.split_once(' '))
@@ -64,7 +72,10 @@ mod tests {
     const SECRET: &str = "adr_0123456789abcdef0123456789abcdef0123456789abcdef";
 
     fn head(authorizations: &[&str]) -> RequestHead {
-        let lines: String = authorizations.iter().map(|a| format!("Authorization: {a}\r\n")).collect();
+        let lines: String = authorizations
+            .iter()
+            .map(|a| format!("Authorization: {a}\r\n"))
+            .collect();
         RequestHead::parse(format!("POST / HTTP/1.1\r\nHost: h\r\n{lines}\r\n").as_bytes())
             .expect("a good head")
     }
@@ -80,7 +91,10 @@ mod tests {
             let head = head(&[&value.replace("KEY", SECRET)]);
             let failure = digest(&head).expect_err(value);
             assert_eq!(failure.error, ApiError::InvalidApiKey);
-            assert!(!failure.message.contains("0123456789"), "the key is repeated");
+            assert!(
+                !failure.message.contains("0123456789"),
+                "the key is repeated"
+            );
         }
         let authorization = format!("Bearer {SECRET}");
         assert!(digest(&head(&[&authorization, &authorization])).is_err());

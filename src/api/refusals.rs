@@ -31,14 +31,24 @@ impl Refusals {
         if !state.full_at.contains_key(key_id) {
             state.full_at.retain(|_, full_at| *full_at > now);
         }
-        let full_at = state.full_at.get(key_id).map_or(now, |full_at| now.max(*full_at)) + ROW_INTERVAL;
+        let full_at = state
+            .full_at
+            .get(key_id)
+            .map_or(now, |full_at| now.max(*full_at))
+            + ROW_INTERVAL;
         if full_at <= now + BURST {
             state.full_at.insert(key_id.to_owned(), full_at);
             return true;
         }
         state.unlogged += 1;
-        if state.last_line.is_none_or(|last| now >= last + LOG_INTERVAL) {
-            log::warn!("refused requests that were not recorded: {} since the last report", state.unlogged);
+        if state
+            .last_line
+            .is_none_or(|last| now >= last + LOG_INTERVAL)
+        {
+            log::warn!(
+                "refused requests that were not recorded: {} since the last report",
+                state.unlogged
+            );
             (state.unlogged, state.last_line) = (0, Some(now));
         }
         false
@@ -65,7 +75,14 @@ mod tests {
         assert_eq!(rows("a", 200, 3600), 100, "never more than the burst");
         assert_eq!(rows("c", 1, 7200), 1);
         let state = refusals.0.lock().expect("no panic");
-        assert_eq!(state.full_at.keys().collect::<Vec<_>>(), ["c"], "the full ones are dropped");
-        assert_eq!(state.unlogged, 99, "there was a line for the first of these");
+        assert_eq!(
+            state.full_at.keys().collect::<Vec<_>>(),
+            ["c"],
+            "the full ones are dropped"
+        );
+        assert_eq!(
+            state.unlogged, 99,
+            "there was a line for the first of these"
+        );
     }
 }

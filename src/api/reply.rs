@@ -42,7 +42,10 @@ pub fn completion(id: RequestId, created: i64, generated: &Generated) -> Respons
         model: MODEL,
         choices: [Choice {
             index: 0,
-            message: ReplyMessage { role: "assistant", content: &generated.content },
+            message: ReplyMessage {
+                role: "assistant",
+                content: &generated.content,
+            },
             // A text without a reason means that the runtime finished normally.
             finish_reason: generated.finish_reason.as_deref().unwrap_or("stop"),
         }],
@@ -55,7 +58,10 @@ pub fn completion(id: RequestId, created: i64, generated: &Generated) -> Respons
 pub fn error(id: RequestId, failure: &Failure) -> Response {
     let id = id.to_string();
     let error = json!({"code": failure.error.code(), "message": failure.message, "request_id": id});
-    let mut response = Response::json(failure.error.status(), json!({ "error": error }).to_string().into());
+    let mut response = Response::json(
+        failure.error.status(),
+        json!({ "error": error }).to_string().into(),
+    );
     match failure.error {
         ApiError::InvalidApiKey => response = response.with("www-authenticate", "Bearer"),
         ApiError::ServiceUnavailable | ApiError::SearchUnavailable => {

@@ -8,11 +8,18 @@ use crate::text::grouped;
 use crate::when;
 
 pub fn check_host(head: &RequestHead, api_hosts: &[String]) -> Result<(), Failure> {
-    if api_hosts.iter().any(|host| host.eq_ignore_ascii_case(head.host())) {
+    if api_hosts
+        .iter()
+        .any(|host| host.eq_ignore_ascii_case(head.host()))
+    {
         return Ok(());
     }
     let message = "The API is not served on this host. Check the base address that you were given.";
-    Err(Failure::new(ApiError::NotFound, FailureCause::Host, message))
+    Err(Failure::new(
+        ApiError::NotFound,
+        FailureCause::Host,
+        message,
+    ))
 }
 
 /// Refuses everything but the one operation of the API.
@@ -21,12 +28,20 @@ pub fn check_route(head: &RequestHead) -> Result<(), Failure> {
         return Ok(());
     }
     let message = "Not found. The API has one operation: POST /v1/chat/completions.";
-    Err(Failure::new(ApiError::NotFound, FailureCause::Route, message))
+    Err(Failure::new(
+        ApiError::NotFound,
+        FailureCause::Route,
+        message,
+    ))
 }
 
 pub fn check_declared_size(head: &RequestHead) -> Result<(), Failure> {
     let is_too_large = matches!(head.framing, Framing::Length(length) if length > MAX_BODY as u64);
-    if is_too_large { Err(too_large()) } else { Ok(()) }
+    if is_too_large {
+        Err(too_large())
+    } else {
+        Ok(())
+    }
 }
 
 /// Returns the body, if it is not too large.
@@ -35,8 +50,9 @@ pub fn check_size(request: &Request) -> Result<&[u8], Failure> {
 }
 
 fn too_large() -> Failure {
-    let message =
-        format!("The request body is larger than {MAX_BODY} bytes. Send fewer or shorter messages.");
+    let message = format!(
+        "The request body is larger than {MAX_BODY} bytes. Send fewer or shorter messages."
+    );
     Failure::new(ApiError::PayloadTooLarge, FailureCause::TooLarge, message)
 }
 
@@ -45,12 +61,19 @@ pub fn check_permission(permissions: &[Permission]) -> Result<(), Failure> {
         return Ok(());
     }
     let message = "This API key may not run completions. Use one that has the permission.";
-    Err(Failure::new(ApiError::InsufficientPermission, FailureCause::Permission, message))
+    Err(Failure::new(
+        ApiError::InsufficientPermission,
+        FailureCause::Permission,
+        message,
+    ))
 }
 
 /// Refuses a key that has used its budget for the period in which the request was created.
 pub fn check_budget(budget: Option<KeyBudget>, created: i64) -> Result<(), Failure> {
-    let Some(KeyBudget { budget: Budget { tokens, per }, used }) = budget.filter(KeyBudget::is_used_up)
+    let Some(KeyBudget {
+        budget: Budget { tokens, per },
+        used,
+    }) = budget.filter(KeyBudget::is_used_up)
     else {
         return Ok(());
     };
@@ -62,8 +85,15 @@ pub fn check_budget(budget: Option<KeyBudget>, created: i64) -> Result<(), Failu
         per.as_str(),
         when::format_minute(Some(per.around(created).until)),
     );
-    let failure = Failure::new(ApiError::InsufficientPermission, FailureCause::Budget, message);
-    Err(Failure { no_retry: true, ..failure })
+    let failure = Failure::new(
+        ApiError::InsufficientPermission,
+        FailureCause::Budget,
+        message,
+    );
+    Err(Failure {
+        no_retry: true,
+        ..failure
+    })
 }
 
 /// The failure while the ledger is unavailable. The runtime is not called.
@@ -94,14 +124,23 @@ mod tests {
 
     #[test]
     fn a_used_budget_is_refused_with_the_time_of_its_renewal() {
-        let budget = |text, used| Some(KeyBudget { budget: Budget::parse(text).expect("a budget"), used });
+        let budget = |text, used| {
+            Some(KeyBudget {
+                budget: Budget::parse(text).expect("a budget"),
+                used,
+            })
+        };
         // 2001-12-31, in the last second.
         let created = 1_009_843_199;
         for good in [None, budget("1000/day", 999)] {
             assert!(check_budget(good, created).is_ok());
         }
         for (text, used, part) in [
-            ("1000/day", 1000, "1,000 of 1,000 tokens per day. It is renewed at 2002-01-01 00:00Z."),
+            (
+                "1000/day",
+                1000,
+                "1,000 of 1,000 tokens per day. It is renewed at 2002-01-01 00:00Z.",
+            ),
             (
                 "1000000/month",
                 1_000_250,
@@ -110,7 +149,11 @@ mod tests {
         ] {
             let failure = check_budget(budget(text, used), created).expect_err("it is used up");
             assert!(failure.message.contains(part), "{}", failure.message);
-            assert!(!failure.message.contains("another key"), "{}", failure.message);
+            assert!(
+                !failure.message.contains("another key"),
+                "{}",
+                failure.message
+            );
             assert_eq!(
                 (failure.error.status(), failure.cause, failure.no_retry),
                 (403, FailureCause::Budget, true)

@@ -52,7 +52,10 @@ impl Background {
         replaced: impl Fn(&StoreError) + Send + Sync + 'static,
     ) -> Self {
         let replaced = Arc::new(replaced);
-        let mut tasks = vec![readiness::watch(Arc::clone(readiness), Arc::clone(&replaced))];
+        let mut tasks = vec![readiness::watch(
+            Arc::clone(readiness),
+            Arc::clone(&replaced),
+        )];
         tasks.extend(runtimes.map(|runtimes| probes(Arc::clone(runtimes))));
         tasks.extend(acceptor.map(|acceptor| certificate(Arc::clone(acceptor))));
         tasks.extend(retention_days.map(|days| retention(Arc::clone(store), days)));
@@ -120,7 +123,9 @@ fn retention(store: Arc<Store>, days: u32) -> Task {
             let is_held = matches!(state, RetentionState::Held { .. });
             if mem::replace(&mut was_held, is_held) != is_held {
                 match state {
-                    RetentionState::Held { before } => log::warn!("{}", checks::retention_held(before)),
+                    RetentionState::Held { before } => {
+                        log::warn!("{}", checks::retention_held(before))
+                    }
                     _ => log::info!("retention continues"),
                 }
             }

@@ -24,7 +24,10 @@ impl Readiness {
     /// Makes one test write, so that the state is known from the start.
     pub fn new(store: &Arc<Store>) -> Self {
         store.test_write();
-        Self { store: Arc::clone(store), probed: AtomicBool::new(false) }
+        Self {
+            store: Arc::clone(store),
+            probed: AtomicBool::new(false),
+        }
     }
 
     /// The reason why a request could not be recorded now.
@@ -50,10 +53,15 @@ pub(super) fn watch(
                 store.check_identity();
                 looked = Instant::now();
             }
-            store.outage().filter(StoreError::is_replaced).inspect(|error| replaced(error));
+            store
+                .outage()
+                .filter(StoreError::is_replaced)
+                .inspect(|error| replaced(error));
             Ok(true)
         });
-        let sign_ins = TaskStep::new("writing failed sign-ins", || store.write_failed_sign_ins(when::now()));
+        let sign_ins = TaskStep::new("writing failed sign-ins", || {
+            store.write_failed_sign_ins(when::now())
+        });
         stop.repeat(INTERVAL, [look, sign_ins]);
         let _ = store.write_failed_sign_ins(i64::MAX);
     })

@@ -22,8 +22,13 @@ pub(super) struct Task {
 impl Task {
     pub fn start(name: &str, run: impl FnOnce(&StopSignal) + Send + 'static) -> Self {
         let (stop, stopped) = mpsc::channel();
-        let thread = thread::Builder::new().name(name.into()).spawn(move || run(&StopSignal(stopped)));
-        Self { stop: Some(stop), thread: Some(thread.expect("a thread should start")) }
+        let thread = thread::Builder::new()
+            .name(name.into())
+            .spawn(move || run(&StopSignal(stopped)));
+        Self {
+            stop: Some(stop),
+            thread: Some(thread.expect("a thread should start")),
+        }
     }
 
     /// Makes a drop not wait for the thread: for one that waits for other hosts and leaves nothing unfinished.
@@ -55,7 +60,11 @@ impl StopSignal {
     /// Runs all steps until the task has to stop, with a pause after each round. A step that fails does not prevent others.
     pub fn repeat<const N: usize>(&self, pause: Duration, mut steps: [TaskStep; N]) {
         loop {
-            let panicked = steps.iter_mut().map(TaskStep::run).filter(|did_return| !did_return).count();
+            let panicked = steps
+                .iter_mut()
+                .map(TaskStep::run)
+                .filter(|did_return| !did_return)
+                .count();
             if self.wait(if panicked == 0 { pause } else { PANIC_PAUSE }) {
                 return;
             }
@@ -76,7 +85,12 @@ pub(super) struct TaskStep<'a> {
 
 impl<'a> TaskStep<'a> {
     pub fn new(name: &'static str, work: impl FnMut() -> Result<bool, StoreError> + 'a) -> Self {
-        Self { name, work: Box::new(work), failures: 0, is_logged: false }
+        Self {
+            name,
+            work: Box::new(work),
+            failures: 0,
+            is_logged: false,
+        }
     }
 
     /// Logs the first of several failures, and the next success. A round without work is no success. The engine already logs that
@@ -96,7 +110,9 @@ impl<'a> TaskStep<'a> {
                 self.failures += 1;
                 let is_new = self.failures > 1 || !matches!(error, StoreError::Unknown(_));
                 if is_new && !mem::replace(&mut self.is_logged, true) {
-                    log::error!("{name} failed: {error}. Requests continue, and the next round tries again");
+                    log::error!(
+                        "{name} failed: {error}. Requests continue, and the next round tries again"
+                    );
                 }
             }
             Err(_) => {
@@ -128,7 +144,10 @@ mod tests {
         assert_eq!(rounds.recv(), Ok(1));
         assert_eq!(rounds.recv(), Ok(2));
         drop(task);
-        assert!(rounds.iter().next().is_none(), "it waits after a panic, and the stop ends that wait");
+        assert!(
+            rounds.iter().next().is_none(),
+            "it waits after a panic, and the stop ends that wait"
+        );
     }
 
     #[test]
@@ -166,7 +185,9 @@ mod tests {
         let (sender, ended) = mpsc::channel();
         let task = Task::start("test", move |stop| {
             let _ = held.recv();
-            sender.send(stop.wait(Duration::MAX)).expect("the test listens");
+            sender
+                .send(stop.wait(Duration::MAX))
+                .expect("the test listens");
         });
         // It would never return if it waited.
         drop(task.detached());

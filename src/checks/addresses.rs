@@ -9,12 +9,21 @@ use crate::store::Store;
 
 /// Warns about the address that the service listens on. With a socket of systemd, it is the one of the last start.
 pub(super) fn reachable_address(config: &Config, store: Option<&Store>) -> Option<String> {
-    let gateways = store.and_then(|store| store.gateways().ok()).unwrap_or_default();
-    let own = gateways.iter().find(|gateway| gateway.name == config.gateway);
+    let gateways = store
+        .and_then(|store| store.gateways().ok())
+        .unwrap_or_default();
+    let own = gateways
+        .iter()
+        .find(|gateway| gateway.name == config.gateway);
     let tcp = |address: &str| {
-        address.split_once("://").and_then(|(_, address)| address.parse().ok()).map(Address::Tcp)
+        address
+            .split_once("://")
+            .and_then(|(_, address)| address.parse().ok())
+            .map(Address::Tcp)
     };
-    let last = own.into_iter().flat_map(|gateway| gateway.address.split(' ').filter_map(tcp));
+    let last = own
+        .into_iter()
+        .flat_map(|gateway| gateway.address.split(' ').filter_map(tcp));
     let mut addresses = [config.listen.clone()].into_iter().chain(last);
     addresses.find_map(|address| reachable(config, &address))
 }
@@ -35,7 +44,13 @@ pub fn reachable(config: &Config, address: &Address) -> Option<String> {
             config.api_hosts.join(", ")
         ));
     }
-    if config.tls.is_none() && !config.trusted_proxies.0.iter().any(|proxy| *proxy != TrustedProxy::Unix) {
+    if config.tls.is_none()
+        && !config
+            .trusted_proxies
+            .0
+            .iter()
+            .any(|proxy| *proxy != TrustedProxy::Unix)
+    {
         message.push(
             "keys and prompts are sent without encryption. Set tls.cert and tls.key, or put a proxy with TLS in front and \
              name it in trusted_proxies"
@@ -43,23 +58,37 @@ pub fn reachable(config: &Config, address: &Address) -> Option<String> {
         );
     }
     (!message.is_empty()).then(|| {
-        format!("other hosts can reach {address} (listen, or adriaticum.socket): {}", message.join("; "))
+        format!(
+            "other hosts can reach {address} (listen, or adriaticum.socket): {}",
+            message.join("; ")
+        )
     })
 }
 
 /// Returns true for a name or address that means this host on every host.
 pub fn is_local(host: &str) -> bool {
     let is_name = host == "localhost" || host.ends_with(".localhost");
-    is_name || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+    is_name
+        || host
+            .parse()
+            .is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
 /// Resolves the names of the API on this host.
 pub(super) fn hosts(config: &Config) -> Finding {
     let is_unknown = |host: &&str| (*host, 0).to_socket_addrs().is_err();
-    let unknown: Vec<&str> = config.api_hosts.iter().map(String::as_str).filter(is_unknown).collect();
+    let unknown: Vec<&str> = config
+        .api_hosts
+        .iter()
+        .map(String::as_str)
+        .filter(is_unknown)
+        .collect();
     let names = config.api_hosts.join(", ");
     if unknown.is_empty() {
-        return Finding::ok("hosts", format!("the API is served as {names}, on {}", config.listen));
+        return Finding::ok(
+            "hosts",
+            format!("the API is served as {names}, on {}", config.listen),
+        );
     }
     let message = format!(
         "the API is served as {names}, but {} can't be resolved on this host. Check DNS, or correct api_hosts",

@@ -23,7 +23,8 @@ pub fn check(files: &TlsFiles) -> Finding {
 /// same: without it no client could connect, and a client may be configured to ignore it.
 pub fn certificate_warning(certificate: &Certificate, now: i64) -> Option<String> {
     let finding = judge_certificate(certificate, now)?;
-    (finding.status != Verdict::Ok).then(|| format!("tls.cert = {:?}: {}", certificate.path, finding.message))
+    (finding.status != Verdict::Ok)
+        .then(|| format!("tls.cert = {:?}: {}", certificate.path, finding.message))
 }
 
 /// Returns `None` if its validity can't be read.
@@ -32,7 +33,10 @@ pub fn judge_certificate(certificate: &Certificate, now: i64) -> Option<Finding>
 }
 
 fn judge([begins, expires]: [i64; 2], now: i64) -> Finding {
-    let (date, days) = (when::format_utc(expires), (expires - now).div_euclid(86_400));
+    let (date, days) = (
+        when::format_utc(expires),
+        (expires - now).div_euclid(86_400),
+    );
     let left = format!("expires at {date}, in {}", count(days, "day"));
     let renew = "Renew it, then reload the service";
     match days {
@@ -45,7 +49,10 @@ fn judge([begins, expires]: [i64; 2], now: i64) -> Finding {
         ),
         ..0 => Finding::fail("tls", format!("the certificate expired at {date}. {renew}")),
         0..RENEWAL_DAYS => Finding::warn("tls", format!("the certificate {left}. {renew}")),
-        _ => Finding::ok("tls", format!("the certificate and its key match; it {left}")),
+        _ => Finding::ok(
+            "tls",
+            format!("the certificate and its key match; it {left}"),
+        ),
     }
 }
 
@@ -73,7 +80,11 @@ mod tests {
             (101, 110, Verdict::Fail, "not valid before 1970-04-12"),
         ] {
             let finding = judge([begins * 86_400, (100 + days) * 86_400], 100 * 86_400);
-            assert!(finding.status == status && finding.message.contains(message), "{}", finding.message);
+            assert!(
+                finding.status == status && finding.message.contains(message),
+                "{}",
+                finding.message
+            );
         }
     }
 }

@@ -13,7 +13,14 @@ const MAX_NAMED: usize = 5;
 pub fn check(store: &Store) -> Result<Vec<Finding>, StoreError> {
     let now = when::now();
     let keys = store.list_keys()?;
-    let date = |key: &&Key| format!("{} ({:?}, {})", key.id, key.name, when::format_minute(key.expires));
+    let date = |key: &&Key| {
+        format!(
+            "{} ({:?}, {})",
+            key.id,
+            key.name,
+            when::format_minute(key.expires)
+        )
+    };
     let mut findings = Vec::new();
     for (state, verb, advice) in [
         (
@@ -29,8 +36,11 @@ pub fn check(store: &Store) -> Result<Vec<Finding>, StoreError> {
     ] {
         let keys: Vec<&Key> = keys.iter().filter(|key| key.state(now) == state).collect();
         if !keys.is_empty() {
-            let message =
-                format!("{} {verb}: {}. {advice}", count(keys.len() as i64, "key"), named(&keys, date));
+            let message = format!(
+                "{} {verb}: {}. {advice}",
+                count(keys.len() as i64, "key"),
+                named(&keys, date)
+            );
             findings.push(Finding::warn("keys", message));
         }
     }
@@ -38,7 +48,12 @@ pub fn check(store: &Store) -> Result<Vec<Finding>, StoreError> {
     if !unmeasured.is_empty() {
         let names = named(&unmeasured, |(key, number)| {
             let per = key.budget.map_or("", |budget| budget.budget.per.as_str());
-            format!("{} ({:?}, {} this {per})", key.id, key.name, count(*number, "completion"))
+            format!(
+                "{} ({:?}, {} this {per})",
+                key.id,
+                key.name,
+                count(*number, "completion")
+            )
         });
         let message = format!(
             "completions without total_tokens do not count: {names}. Configure the runtime to report usage"
@@ -58,9 +73,17 @@ pub(super) fn named<T>(keys: &[T], name: impl Fn(&T) -> String) -> String {
 }
 
 /// Returns the keys with a budget and, in its period, completions without a total of the runtime, and how many.
-fn unmeasured<'a>(store: &Store, keys: &'a [Key], now: i64) -> Result<Vec<(&'a Key, i64)>, StoreError> {
+fn unmeasured<'a>(
+    store: &Store,
+    keys: &'a [Key],
+    now: i64,
+) -> Result<Vec<(&'a Key, i64)>, StoreError> {
     let since = |key: &'a Key| Some((key.id.as_str(), key.budget?.budget.per.around(now).since));
-    let periods: HashMap<&str, i64> = keys.iter().filter(|key| key.is_valid(now)).filter_map(since).collect();
+    let periods: HashMap<&str, i64> = keys
+        .iter()
+        .filter(|key| key.is_valid(now))
+        .filter_map(since)
+        .collect();
     if periods.is_empty() {
         return Ok(Vec::new());
     }
@@ -68,10 +91,15 @@ fn unmeasured<'a>(store: &Store, keys: &'a [Key], now: i64) -> Result<Vec<(&'a K
     let month = BudgetPeriod::Month.around(now);
     store.figures(Span::Day, month, Filter::ALL, |row| {
         if row.sums.unmeasured > 0
-            && periods.get(row.key_id.as_str()).is_some_and(|since| row.start >= *since)
+            && periods
+                .get(row.key_id.as_str())
+                .is_some_and(|since| row.start >= *since)
         {
             *numbers.entry(row.key_id).or_default() += row.sums.unmeasured;
         }
     })?;
-    Ok(keys.iter().filter_map(|key| Some((key, *numbers.get(&key.id)?))).collect())
+    Ok(keys
+        .iter()
+        .filter_map(|key| Some((key, *numbers.get(&key.id)?)))
+        .collect())
 }

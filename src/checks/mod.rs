@@ -22,7 +22,9 @@ pub use self::runtime::not_configured;
 use crate::client::Cancellation;
 use crate::config::{Config, GroundingMode, SearchBackend};
 use crate::search::{self, Index};
-use crate::store::{Access, CLOCK_SLACK as DATABASE_CLOCK_SLACK, RetentionState, Store, StoreError};
+use crate::store::{
+    Access, CLOCK_SLACK as DATABASE_CLOCK_SLACK, RetentionState, Store, StoreError,
+};
 use crate::text::{count, escaped, grouped, shell_word};
 use crate::when;
 
@@ -59,7 +61,12 @@ pub struct Finding {
 
 impl Finding {
     fn new(part: &'static str, status: Verdict, message: impl Into<String>) -> Self {
-        Self { part, status, message: message.into(), runtime: None }
+        Self {
+            part,
+            status,
+            message: message.into(),
+            runtime: None,
+        }
     }
 
     fn ok(part: &'static str, message: impl Into<String>) -> Self {
@@ -89,8 +96,13 @@ pub fn check_all(config: &Config) -> Vec<Finding> {
 
 pub fn database_failed(config: &Config, error: &dyn Display) -> String {
     let name = config.database_name();
-    let unread = config.unread_files.iter().find(|(setting, _)| *setting == "database_password_file");
-    let unread = unread.map(|(_, reason)| format!(" {reason}.")).unwrap_or_default();
+    let unread = config
+        .unread_files
+        .iter()
+        .find(|(setting, _)| *setting == "database_password_file");
+    let unread = unread
+        .map(|(_, reason)| format!(" {reason}."))
+        .unwrap_or_default();
     format!("the database {name}: {error}.{unread} The setting is database (ADRIATICUM_DATABASE).")
 }
 
@@ -110,25 +122,36 @@ pub fn store_failed(config: &Config, error: &StoreError) -> String {
 pub fn check_running_service(config: &Config, store: &Store) -> Vec<Finding> {
     // Requests are refused or run by the result, so that it is never older than theirs.
     store.test_write();
-    parts(config, Some(store), database(config, store.outage().map_or(Ok(()), Err)))
+    parts(
+        config,
+        Some(store),
+        database(config, store.outage().map_or(Ok(()), Err)),
+    )
 }
 
 fn parts(config: &Config, store: Option<&Store>, database: Finding) -> Vec<Finding> {
     let mut findings = vec![configuration(config), addresses::hosts(config)];
-    findings
-        .extend(addresses::reachable_address(config, store).map(|message| Finding::warn("listen", message)));
+    findings.extend(
+        addresses::reachable_address(config, store).map(|message| Finding::warn("listen", message)),
+    );
     findings.extend(config.tls.as_ref().map(certificate::check));
     findings.extend(exposed_secrets(config));
     findings.extend(owners::check(config));
     findings.extend([clock(store), database]);
     findings.extend(store.and_then(|store| retention(config, store)));
     // If the keys can't be read, the finding about the database says so.
-    findings.extend(store.and_then(|store| keys::check(store).ok()).unwrap_or_default());
+    findings.extend(
+        store
+            .and_then(|store| keys::check(store).ok())
+            .unwrap_or_default(),
+    );
     findings.push(search(config));
     findings.extend(unused_index(config));
     findings.extend(runtime::check(config));
     // A runtime and Search choose a part of their messages, which a terminal shows.
-    findings.iter_mut().for_each(|finding| finding.message = escaped(&finding.message));
+    findings
+        .iter_mut()
+        .for_each(|finding| finding.message = escaped(&finding.message));
     findings
 }
 
@@ -141,22 +164,38 @@ fn configuration(config: &Config) -> Finding {
         return Finding::ok("configuration", read);
     }
     let unknown = config.unknown_variables.join(", ");
-    Finding::warn("configuration", format!("{read}; unknown variables: {unknown}. Correct or unset them"))
+    Finding::warn(
+        "configuration",
+        format!("{read}; unknown variables: {unknown}. Correct or unset them"),
+    )
 }
 
 /// Warns about files with secrets that every user of this host can read, or that this user can't.
 fn exposed_secrets(config: &Config) -> Option<Finding> {
-    let of_service = [config.tls.as_ref().map(|files| files.key.as_path()), config.database.file()];
-    let files = of_service.into_iter().flatten().chain(config.secret_files.iter().map(PathBuf::as_path));
-    let is_readable =
-        |path: &&Path| fs::metadata(path).is_ok_and(|file| file.is_file() && file.mode() & 0o004 != 0);
+    let of_service = [
+        config.tls.as_ref().map(|files| files.key.as_path()),
+        config.database.file(),
+    ];
+    let files = of_service
+        .into_iter()
+        .flatten()
+        .chain(config.secret_files.iter().map(PathBuf::as_path));
+    let is_readable = |path: &&Path| {
+        fs::metadata(path).is_ok_and(|file| file.is_file() && file.mode() & 0o004 != 0)
+    };
     let is_config = |path: &&Path| config.file.as_deref() == Some(path);
-    let (configuration, others): (Vec<&Path>, Vec<&Path>) = files.filter(is_readable).partition(is_config);
+    let (configuration, others): (Vec<&Path>, Vec<&Path>) =
+        files.filter(is_readable).partition(is_config);
     let mut message = Vec::new();
     if !others.is_empty() {
-        let names: Vec<String> = others.iter().map(|path| shell_word(&path.to_string_lossy())).collect();
+        let names: Vec<String> = others
+            .iter()
+            .map(|path| shell_word(&path.to_string_lossy()))
+            .collect();
         let names = names.join(" ");
-        message.push(format!("every user of this host can read {names}. Run: chmod o-rwx {names}"));
+        message.push(format!(
+            "every user of this host can read {names}. Run: chmod o-rwx {names}"
+        ));
     }
     if let Some(path) = configuration.first() {
         message.push(format!(
@@ -180,7 +219,9 @@ fn clock(store: Option<&Store>) -> Finding {
         let newest = store.and_then(|store| store.newest_row().ok()?);
         let ahead = newest.filter(|newest| *newest > now + CLOCK_SLACK)?;
         let ahead = when::format_utc(ahead);
-        Some(format!("but the newest row of the ledger is of {ahead}. Was the clock set back?"))
+        Some(format!(
+            "but the newest row of the ledger is of {ahead}. Was the clock set back?"
+        ))
     };
     match is_off.or_else(is_set_back) {
         Some(warning) => Finding::warn("clock", format!("{time}, {warning}")),
@@ -230,16 +271,24 @@ fn with_room(path: &Path, message: String) -> Finding {
     let Some(free) = bytes_free(path) else {
         return Finding::ok("database", message);
     };
-    let message = format!("{message}, {} MiB free", grouped((free / 1024 / 1024) as i64));
+    let message = format!(
+        "{message}, {} MiB free",
+        grouped((free / 1024 / 1024) as i64)
+    );
     if free >= MIN_FREE_BYTES {
         Finding::ok("database", message)
     } else {
-        Finding::warn("database", message + ". Free some space: on a full disk no completion is run")
+        Finding::warn(
+            "database",
+            message + ". Free some space: on a full disk no completion is run",
+        )
     }
 }
 
 pub fn bytes_free(path: &Path) -> Option<u64> {
-    rustix::fs::statvfs(path).ok().map(|disk| disk.f_bavail * disk.f_frsize)
+    rustix::fs::statvfs(path)
+        .ok()
+        .map(|disk| disk.f_bavail * disk.f_frsize)
 }
 
 /// Warns about an index with documents that no completion is grounded in.
@@ -272,10 +321,15 @@ fn search(config: &Config) -> Finding {
             let time = asked.elapsed().as_millis();
             let message = match found.len() {
                 // An index of other documents, or an instance with engines for other things.
-                0 => format!("nothing found for the trial query \"{TRIAL_QUERY}\", and no error reported"),
+                0 => format!(
+                    "nothing found for the trial query \"{TRIAL_QUERY}\", and no error reported"
+                ),
                 count => format!("{count} found for the trial query \"{TRIAL_QUERY}\""),
             };
-            Finding::ok("search", format!("{place}: answers in {time} ms, {message}"))
+            Finding::ok(
+                "search",
+                format!("{place}: answers in {time} ms, {message}"),
+            )
         }
         Err(error) => Finding::fail(
             "search",

@@ -12,8 +12,12 @@ use crate::runtime::{Chat, ChatMessage, Role, RuntimeError, Runtimes, probe};
 use crate::text::{escaped, shortened};
 
 /// The ports that runtimes listen on by default.
-const DEFAULT_PORTS: [(&str, u16); 4] =
-    [("llama-server", 8080), ("Ollama", 11434), ("vLLM", 8000), ("LM Studio", 1234)];
+const DEFAULT_PORTS: [(&str, u16); 4] = [
+    ("llama-server", 8080),
+    ("Ollama", 11434),
+    ("vLLM", 8000),
+    ("LM Studio", 1234),
+];
 
 /// The timeout for a runtime's lists of its models and properties.
 const PROBE_TIME: Duration = Duration::from_secs(2);
@@ -26,31 +30,46 @@ pub fn check(config: &Config) -> Vec<Finding> {
         .runtime
         .urls
         .iter()
-        .filter_map(|url| Some(Finding { runtime: Some(url.clone()), ..try_runtime(url, config)? }))
+        .filter_map(|url| {
+            Some(Finding {
+                runtime: Some(url.clone()),
+                ..try_runtime(url, config)?
+            })
+        })
         .collect();
     if findings.is_empty() {
         findings.push(not_configured());
     }
-    if findings.iter().any(|finding| finding.status == Verdict::Fail) {
+    if findings
+        .iter()
+        .any(|finding| finding.status == Verdict::Fail)
+    {
         findings.extend(local_runtimes(config));
     }
     findings
 }
 
 pub fn not_configured() -> Finding {
-    let message = "no runtime is configured. Set runtime.url (ADRIATICUM_RUNTIME_URL) to its base address";
+    let message =
+        "no runtime is configured. Set runtime.url (ADRIATICUM_RUNTIME_URL) to its base address";
     Finding::fail("runtime", message)
 }
 
 fn try_runtime(url: &str, config: &Config) -> Option<Finding> {
     let runtime = Runtimes::new(
-        &RuntimeConfig { urls: vec![url.to_owned()], ..config.runtime.clone() },
+        &RuntimeConfig {
+            urls: vec![url.to_owned()],
+            ..config.runtime.clone()
+        },
         1,
         config.worker_share(),
     )?;
     let about = probe(url, &config.runtime, PROBE_TIME).unwrap_or_default();
     let chat = Chat {
-        messages: vec![ChatMessage { role: Role::User, content: Cow::Borrowed("Say yes.") }],
+        messages: vec![ChatMessage {
+            role: Role::User,
+            content: Cow::Borrowed("Say yes."),
+        }],
         temperature: 0.0,
         max_tokens: 1,
     };
@@ -63,15 +82,19 @@ fn try_runtime(url: &str, config: &Config) -> Option<Finding> {
             }
             match generated.tokens.total_tokens {
                 Some(_) => Finding::ok("runtime", message + ", reports usage"),
-                None => {
-                    Finding::warn("runtime", message + ", reports no usage: the token figures will be null")
-                }
+                None => Finding::warn(
+                    "runtime",
+                    message + ", reports no usage: the token figures will be null",
+                ),
             }
         }
         Err(error) => {
             let mut message = format!("{url}: {}", error.diagnosis());
             if matches!(error, RuntimeError::UnknownModel(_)) && !about.models.is_empty() {
-                message += &format!(": {}", named(&about.models, |name| shortened(&escaped(name), MAX_NAME)));
+                message += &format!(
+                    ": {}",
+                    named(&about.models, |name| shortened(&escaped(name), MAX_NAME))
+                );
             }
             Finding::fail("runtime", message)
         }
@@ -82,7 +105,10 @@ fn try_runtime(url: &str, config: &Config) -> Option<Finding> {
 fn local_runtimes(config: &Config) -> Vec<Finding> {
     let mut findings = Vec::new();
     // The key is for the runtimes of the configuration only.
-    let without_key = RuntimeConfig { api_key: None, ..config.runtime.clone() };
+    let without_key = RuntimeConfig {
+        api_key: None,
+        ..config.runtime.clone()
+    };
     for (name, port) in DEFAULT_PORTS {
         let url = format!("http://127.0.0.1:{port}/v1");
         if config.runtime.urls.contains(&url) || is_own(port, &config.listen) {
@@ -90,7 +116,10 @@ fn local_runtimes(config: &Config) -> Vec<Finding> {
         }
         if let Some(about) = probe(&url, &without_key, PROBE_TIME) {
             let model = match about.models.first() {
-                Some(model) => format!(" and runtime.model = \"{}\"", shortened(&escaped(model), MAX_NAME)),
+                Some(model) => format!(
+                    " and runtime.model = \"{}\"",
+                    shortened(&escaped(model), MAX_NAME)
+                ),
                 None => String::new(),
             };
             let message = format!(

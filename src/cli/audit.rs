@@ -32,7 +32,10 @@ pub(super) fn run(options: &AuditOptions, config: &Config) -> Result<(), CliErro
     if options.json {
         return print_json(&rows);
     }
-    print(&text_table::with_heading("time,action,via,by,key,details", rows.iter().map(line)))
+    print(&text_table::with_heading(
+        "time,action,via,by,key,details",
+        rows.iter().map(line),
+    ))
 }
 
 fn line(row: &AuditRow) -> Vec<String> {
@@ -53,6 +56,8 @@ fn line(row: &AuditRow) -> Vec<String> {
 /// Returns the user who runs this command, and with sudo also the user before: anyone could set `SUDO_USER` alone.
 pub(super) fn actor() -> Actor {
     let user = user_name(geteuid().as_raw());
-    let before = env::var("SUDO_USER").ok().filter(|name| *name != user && KeyName::parse(name).is_some());
+    let before = env::var("SUDO_USER")
+        .ok()
+        .filter(|name| *name != user && KeyName::parse(name).is_some());
     Actor::command(before.map_or(user.clone(), |before| format!("{before} as {user}")))
 }

@@ -20,7 +20,10 @@ pub(super) struct BackupOptions {
     file: PathBuf,
 }
 
-pub(super) fn run(BackupOptions { file: path }: &BackupOptions, config: &Config) -> Result<(), CliError> {
+pub(super) fn run(
+    BackupOptions { file: path }: &BackupOptions,
+    config: &Config,
+) -> Result<(), CliError> {
     let file = path.display();
     if config.database.file().is_none() {
         return Err(CliError::Failed(format!(
@@ -32,14 +35,27 @@ pub(super) fn run(BackupOptions { file: path }: &BackupOptions, config: &Config)
         CliError::Failed(match error {
             BackupError::Database(error) => checks::store_failed(config, &error),
             BackupError::Copy(StoreError::Io(error))
-                if matches!(error.kind(), AlreadyExists | NotFound | NotADirectory | IsADirectory) =>
+                if matches!(
+                    error.kind(),
+                    AlreadyExists | NotFound | NotADirectory | IsADirectory
+                ) =>
             {
                 format!("{file}: {error}. The copy needs a new file in a folder that exists.")
             }
             BackupError::Copy(error) => format!("{file}: {error}."),
         })
     };
-    let rows = config.database.backup(path, &Progress::on_stderr()).map_err(failed)?;
-    let bytes = path.metadata().map_err(|error| failed(BackupError::Copy(error.into())))?.len();
-    print(&format!("{file}: {}, {} bytes\n", count(rows, "row"), grouped(bytes as i64)))
+    let rows = config
+        .database
+        .backup(path, &Progress::on_stderr())
+        .map_err(failed)?;
+    let bytes = path
+        .metadata()
+        .map_err(|error| failed(BackupError::Copy(error.into())))?
+        .len();
+    print(&format!(
+        "{file}: {}, {} bytes\n",
+        count(rows, "row"),
+        grouped(bytes as i64)
+    ))
 }

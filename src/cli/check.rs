@@ -39,17 +39,36 @@ pub(super) fn run(
             with_sudo(&format!("-u {user} "))
         );
     }
-    let failed: Vec<&Finding> = findings.iter().filter(|finding| finding.status == Verdict::Fail).collect();
-    let reason = if failed.iter().any(|finding| finding.message.contains(DENIED)) { DENIED } else { "" };
+    let failed: Vec<&Finding> = findings
+        .iter()
+        .filter(|finding| finding.status == Verdict::Fail)
+        .collect();
+    let reason = if failed
+        .iter()
+        .any(|finding| finding.message.contains(DENIED))
+    {
+        DENIED
+    } else {
+        ""
+    };
     match failed.len() {
         0 => Ok(()),
         number => Err(CliError::Failed(
-            format!("{} failed. {reason}", count(number as i64, "part")).trim_end().into(),
+            format!("{} failed. {reason}", count(number as i64, "part"))
+                .trim_end()
+                .into(),
         )),
     }
 }
 
-fn line(Finding { part, status, message, .. }: &Finding) -> String {
+fn line(
+    Finding {
+        part,
+        status,
+        message,
+        ..
+    }: &Finding,
+) -> String {
     let word = match status {
         Verdict::Ok => "ok",
         Verdict::Warn => "warn",

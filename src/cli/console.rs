@@ -25,7 +25,9 @@ pub(super) fn set_password(config: &Config) -> Result<(), CliError> {
     let text = read_secret("New password for the console: ")?;
     password::check(&text).map_err(|message| CliError::Failed(message.into()))?;
     if io::stdin().is_terminal() && ask("Repeat it: ")? != text {
-        return Err(CliError::Failed("the two passwords differ. Nothing was changed.".into()));
+        return Err(CliError::Failed(
+            "the two passwords differ. Nothing was changed.".into(),
+        ));
     }
     store.set_console_password(password::hash(&text), &actor())?;
     let database = config.database_name();
@@ -35,7 +37,11 @@ pub(super) fn set_password(config: &Config) -> Result<(), CliError> {
 
 /// Asks on the terminal; reads the first line of standard input if that is none.
 pub(super) fn read_secret(question: &str) -> Result<String, CliError> {
-    if io::stdin().is_terminal() { ask(question) } else { read_line() }
+    if io::stdin().is_terminal() {
+        ask(question)
+    } else {
+        read_line()
+    }
 }
 
 /// Asks on the terminal, without echo.
@@ -56,6 +62,9 @@ fn ask(question: &str) -> Result<String, CliError> {
 /// The first line of standard input, without its line end.
 fn read_line() -> Result<String, CliError> {
     let mut line = String::new();
-    io::stdin().lock().read_line(&mut line).map_err(failed("standard input"))?;
+    io::stdin()
+        .lock()
+        .read_line(&mut line)
+        .map_err(failed("standard input"))?;
     Ok(line.trim_end_matches(['\r', '\n']).to_owned())
 }

@@ -9,8 +9,8 @@ use super::{CliError, open_store, open_with, print, print_json, text_table, wron
 use crate::config::Config;
 use crate::secret::{contains_secret, new_secret};
 use crate::store::{
-    Access, Budget, CONCURRENT_TAKES, Key, KeyBudget, KeyChange, KeyChanged, KeyName, KeyState, NewKey,
-    Permission, SecretUse, Store, parse_concurrent,
+    Access, Budget, CONCURRENT_TAKES, Key, KeyBudget, KeyChange, KeyChanged, KeyName, KeyState,
+    NewKey, Permission, SecretUse, Store, parse_concurrent,
 };
 use crate::text::grouped;
 use crate::when::{self, When};
@@ -105,9 +105,9 @@ fn or_none<T>(
 ) -> impl Fn(&str) -> Result<OrNone<T>, String> + Clone {
     move |text| match text {
         "none" => Ok(OrNone(None)),
-        text => {
-            parse(text).map(|value| OrNone(Some(value))).ok_or_else(|| format!("expected {takes}, or none"))
-        }
+        text => parse(text)
+            .map(|value| OrNone(Some(value)))
+            .ok_or_else(|| format!("expected {takes}, or none")),
     }
 }
 
@@ -116,7 +116,10 @@ fn parse_expiry(text: &str) -> Result<OrNone<i64>, String> {
         return Ok(OrNone(None));
     }
     let now = when::now();
-    match When::parse(text).ok_or_else(|| wrong_when(text, ", or never"))?.expiry(now) {
+    match When::parse(text)
+        .ok_or_else(|| wrong_when(text, ", or never"))?
+        .expiry(now)
+    {
         expires if expires <= now => Err("it is in the past".into()),
         expires => Ok(OrNone(Some(expires))),
     }
@@ -165,7 +168,10 @@ fn create(name: &KeyName, mut terms: Terms, config: &Config) -> Result<(), CliEr
     };
     let id = store.add_key(&secret, &key, &actor())?;
     print(&(secret + "\n"))?;
-    eprintln!("Created {id} in {}. The secret above is not stored: save it now.", config.database_name());
+    eprintln!(
+        "Created {id} in {}. The secret above is not stored: save it now.",
+        config.database_name()
+    );
     print_terms(&store, &id);
     warn_of_namesakes(&store, &id);
     Ok(())
@@ -179,11 +185,17 @@ fn list(state: Option<KeyState>, json: bool, config: &Config) -> Result<(), CliE
         return print_json(&keys);
     }
     match state {
-        _ if is_empty => eprintln!("There are no keys yet. Create one: adriaticum keys create NAME"),
+        _ if is_empty => {
+            eprintln!("There are no keys yet. Create one: adriaticum keys create NAME")
+        }
         Some(state) if keys.is_empty() => eprintln!("No key is {}.", state.as_str()),
         _ => {
-            let heading = "id,name,secret,state,permissions,created,expires,last used,concurrent,budget";
-            print(&text_table::with_heading(heading, keys.iter().map(|key| row(key, now))))?;
+            let heading =
+                "id,name,secret,state,permissions,created,expires,last used,concurrent,budget";
+            print(&text_table::with_heading(
+                heading,
+                keys.iter().map(|key| row(key, now)),
+            ))?;
         }
     }
     Ok(())
@@ -192,18 +204,26 @@ fn list(state: Option<KeyState>, json: bool, config: &Config) -> Result<(), CliE
 fn row(key: &Key, now: i64) -> Vec<String> {
     let state = key.state(now).as_str();
     let used = |KeyBudget { budget, used }| {
-        format!("{} of {}/{}", grouped(used), grouped(budget.tokens), budget.per.as_str())
+        format!(
+            "{} of {}/{}",
+            grouped(used),
+            grouped(budget.tokens),
+            budget.per.as_str()
+        )
     };
     vec![
         key.id.clone(),
         key.name.clone(),
         key.hint.clone().unwrap_or_else(|| "-".into()),
-        key.revoked.map_or(state.into(), |time| format!("{state} {}", when::format_minute(Some(time)))),
+        key.revoked.map_or(state.into(), |time| {
+            format!("{state} {}", when::format_minute(Some(time)))
+        }),
         Permission::join(&key.permissions),
         when::format_minute(Some(key.created)),
         when::format_minute(key.expires),
         when::format_minute(key.last_used),
-        key.concurrent.map_or_else(|| "-".into(), |number| number.to_string()),
+        key.concurrent
+            .map_or_else(|| "-".into(), |number| number.to_string()),
         key.budget.map_or_else(|| "-".into(), used),
     ]
 }
@@ -220,13 +240,17 @@ fn rename(text: &str, name: KeyName, config: &Config) -> Result<(), CliError> {
 fn revoke(text: Option<String>, config: &Config) -> Result<(), CliError> {
     let text = match text.filter(|text| text != "-") {
         Some(text) => text,
-        None => read_secret("The key's secret, id or name: ")?.trim().to_owned(),
+        None => read_secret("The key's secret, id or name: ")?
+            .trim()
+            .to_owned(),
     };
     if text.is_empty() {
         return Err(CliError::Usage("KEY or SECRET is missing.".into()));
     }
     let (store, database) = (open_with(config, Access::Existing)?, config.database_name());
-    let Key { id, name, revoked, .. } = find(&store, &text, SecretUse::Accepted)?;
+    let Key {
+        id, name, revoked, ..
+    } = find(&store, &text, SecretUse::Accepted)?;
     if let Some(since) = revoked {
         eprintln!(
             "{id} ({name}) in {database} is revoked already, since {}.",
@@ -243,8 +267,12 @@ fn set(text: &str, terms: Terms, config: &Config) -> Result<(), CliError> {
     let permissions = Some(unique(terms.permissions)).filter(|permissions| !permissions.is_empty());
     let changes: Vec<KeyChange> = [
         permissions.map(KeyChange::Permissions),
-        terms.expires.map(|OrNone(expires)| KeyChange::Expires(expires)),
-        terms.concurrent.map(|OrNone(concurrent)| KeyChange::Concurrent(concurrent)),
+        terms
+            .expires
+            .map(|OrNone(expires)| KeyChange::Expires(expires)),
+        terms
+            .concurrent
+            .map(|OrNone(concurrent)| KeyChange::Concurrent(concurrent)),
         terms.budget.map(|OrNone(budget)| KeyChange::Budget(budget)),
     ]
     .into_iter()
@@ -268,7 +296,13 @@ fn set(text: &str, terms: Terms, config: &Config) -> Result<(), CliError> {
 pub(super) fn find(store: &Store, text: &str, secret: SecretUse) -> Result<Key, CliError> {
     let mut keys = store.resolve_key(text, secret)?;
     if keys.len() > 1 {
-        let hint = |key: &Key| format!("{} ({})", key.id, key.hint.as_deref().unwrap_or("secret unknown"));
+        let hint = |key: &Key| {
+            format!(
+                "{} ({})",
+                key.id,
+                key.hint.as_deref().unwrap_or("secret unknown")
+            )
+        };
         let ids: Vec<String> = keys.iter().map(hint).collect();
         let count = ids.len();
         return Err(CliError::Failed(format!(
@@ -282,7 +316,9 @@ pub(super) fn find(store: &Store, text: &str, secret: SecretUse) -> Result<Key, 
 fn change(store: &Store, id: &str, changes: &[KeyChange]) -> Result<(), CliError> {
     match store.change_key(id, None, changes, &actor())? {
         KeyChanged::Done => Ok(()),
-        KeyChanged::NoSuchKey | KeyChanged::Meanwhile(_) => Err(no_such_key(id, SecretUse::Refused)),
+        KeyChanged::NoSuchKey | KeyChanged::Meanwhile(_) => {
+            Err(no_such_key(id, SecretUse::Refused))
+        }
     }
 }
 
@@ -298,11 +334,16 @@ fn warn_of_namesakes(store: &Store, id: &str) {
     let Ok(Some(key)) = store.key(id) else {
         return;
     };
-    let mut others = store.resolve_key(&key.name, SecretUse::Refused).unwrap_or_default();
+    let mut others = store
+        .resolve_key(&key.name, SecretUse::Refused)
+        .unwrap_or_default();
     others.retain(|other| other.id != id && other.revoked.is_none());
     if !others.is_empty() {
         let ids: Vec<String> = others.into_iter().map(|other| other.id).collect();
-        eprintln!("Warning: this is also the name of {}. Commands need the id then.", ids.join(", "));
+        eprintln!(
+            "Warning: this is also the name of {}. Commands need the id then.",
+            ids.join(", ")
+        );
     }
 }
 

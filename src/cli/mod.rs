@@ -125,12 +125,20 @@ pub fn main() -> ExitCode {
     };
     let is_root = rustix::process::geteuid().is_root();
     let needs_root = message.contains(DENIED) && !is_service && !is_root;
-    let as_root = if needs_root { format!("\nAs root: {}", with_sudo("")) } else { String::new() };
+    let as_root = if needs_root {
+        format!("\nAs root: {}", with_sudo(""))
+    } else {
+        String::new()
+    };
     logging::print_error(format_args!("adriaticum: {message}{as_root}"));
     ExitCode::from(code)
 }
 
-fn run(CommandLine { config, command, .. }: CommandLine) -> Result<(), CliError> {
+fn run(
+    CommandLine {
+        config, command, ..
+    }: CommandLine,
+) -> Result<(), CliError> {
     let load = || Config::load(config.as_deref());
     match command {
         // It takes signals from its start on.
@@ -150,8 +158,14 @@ fn run(CommandLine { config, command, .. }: CommandLine) -> Result<(), CliError>
 
 /// `clap` takes one `--config` before the command and another one after it, and forgets the first.
 fn refuse_second_config(line: CommandLine) -> Result<CommandLine, clap::Error> {
-    let is_config = |word: &OsString| word == "--config" || word.to_string_lossy().starts_with("--config=");
-    if env::args_os().take_while(|word| word != "--").filter(is_config).count() > 1 {
+    let is_config =
+        |word: &OsString| word == "--config" || word.to_string_lossy().starts_with("--config=");
+    if env::args_os()
+        .take_while(|word| word != "--")
+        .filter(is_config)
+        .count()
+        > 1
+    {
         let message = "the argument '--config <FILE>' cannot be used multiple times";
         return Err(definition().error(ErrorKind::ArgumentConflict, message));
     }
@@ -168,14 +182,19 @@ fn print_parse_error(mut error: clap::Error) -> ExitCode {
         };
     }
     let is_secret = |value: &ContextValue| may_hold_a_secret(&value.to_string());
-    let secrets: Vec<ContextKind> =
-        error.context().filter(|(_, value)| is_secret(value)).map(|(kind, _)| kind).collect();
+    let secrets: Vec<ContextKind> = error
+        .context()
+        .filter(|(_, value)| is_secret(value))
+        .map(|(kind, _)| kind)
+        .collect();
     for kind in secrets {
         error.insert(kind, ContextValue::String("…".into()));
     }
     let text = error.render().to_string();
     // Without a command, it is the help.
-    let text = text.strip_prefix("error: ").map_or(text.clone(), |message| format!("adriaticum: {message}"));
+    let text = text
+        .strip_prefix("error: ")
+        .map_or(text.clone(), |message| format!("adriaticum: {message}"));
     logging::print_error(format_args!("{}", text.trim_end()));
     ExitCode::from(2)
 }
@@ -214,8 +233,11 @@ fn with_sudo(options: &str) -> String {
         .filter_map(|(name, _)| name.into_string().ok())
         .filter(|name| name.starts_with("ADRIATICUM_"))
         .collect();
-    let keep =
-        if variables.is_empty() { String::new() } else { format!("--preserve-env={} ", variables.join(",")) };
+    let keep = if variables.is_empty() {
+        String::new()
+    } else {
+        format!("--preserve-env={} ", variables.join(","))
+    };
     format!("sudo {options}{keep}{}", line.join(" "))
 }
 
@@ -225,12 +247,17 @@ fn open_store(config: &Config) -> Result<Store, CliError> {
 }
 
 fn open_with(config: &Config, access: Access) -> Result<Store, CliError> {
-    let store = Store::open_with(&config.database, access, &Progress::in_log()).map_err(|error| {
-        let message = checks::store_failed(config, &error);
-        // The setting names an old database, and a supervisor need not try again.
-        let is_setting = matches!(error, StoreError::Moved { .. });
-        if is_setting { CliError::Config(message) } else { CliError::Failed(message) }
-    })?;
+    let store =
+        Store::open_with(&config.database, access, &Progress::in_log()).map_err(|error| {
+            let message = checks::store_failed(config, &error);
+            // The setting names an old database, and a supervisor need not try again.
+            let is_setting = matches!(error, StoreError::Moved { .. });
+            if is_setting {
+                CliError::Config(message)
+            } else {
+                CliError::Failed(message)
+            }
+        })?;
     if store.is_new() {
         let name = config.database_name();
         match access {
@@ -256,7 +283,9 @@ fn note(text: fmt::Arguments) {
 /// Prints to standard output. A reader that stops early, such as `head`, is not an error.
 fn print(text: &str) -> Result<(), CliError> {
     match io::stdout().lock().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(failed("standard output")(error)),
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(failed("standard output")(error))
+        }
         _ => Ok(()),
     }
 }

@@ -26,7 +26,8 @@ pub(super) struct MoveOptions {
 pub(super) fn run(MoveOptions { from, to }: &MoveOptions, config: &Config) -> Result<(), CliError> {
     // The message does not repeat the value, which may contain a password.
     let database = |option: &str, text: &str| {
-        Database::parse(text).map_err(|accepted| CliError::Usage(format!("--{option}: expected {accepted}.")))
+        Database::parse(text)
+            .map_err(|accepted| CliError::Usage(format!("--{option}: expected {accepted}.")))
     };
     match (database("from", from)?, database("to", to)?) {
         (from @ Database::Sqlite(_), Database::Postgres(to)) => move_database(&from, to, config),
@@ -41,7 +42,11 @@ pub(super) fn run(MoveOptions { from, to }: &MoveOptions, config: &Config) -> Re
 }
 
 fn move_database(from: &Database, mut to: DatabaseUri, config: &Config) -> Result<(), CliError> {
-    if let Some(path) = config.database_password_file.as_ref().filter(|_| to.password.is_none()) {
+    if let Some(path) = config
+        .database_password_file
+        .as_ref()
+        .filter(|_| to.password.is_none())
+    {
         to.password = config::password_in(path)
             .map_err(|error| CliError::Config(format!("{}: {error}.", path.display())))?;
     }
@@ -52,12 +57,18 @@ fn move_database(from: &Database, mut to: DatabaseUri, config: &Config) -> Resul
         error => failed(from)(error),
     })?;
     let _lock = ServeLock::take(from, "").map_err(failed(from))?;
-    let MoveResult { found, marked } = store.move_to(&to, &Progress::on_stderr()).map_err(failed(&to))?;
+    let MoveResult { found, marked } = store
+        .move_to(&to, &Progress::on_stderr())
+        .map_err(failed(&to))?;
     let keys = count(store.list_keys()?.len() as i64, "key");
     let rows = count(found.rows as i64, "row");
-    print(&format!("{keys} and {rows} moved from {from} to {to} and verified.\n"))?;
+    print(&format!(
+        "{keys} and {rows} moved from {from} to {to} and verified.\n"
+    ))?;
     if let Some(fault) = found.fault {
-        note(format_args!("The ledger had a fault before, and so has its copy: {fault}."));
+        note(format_args!(
+            "The ledger had a fault before, and so has its copy: {fault}."
+        ));
     }
     marked.map_err(|error| {
         CliError::Failed(format!(

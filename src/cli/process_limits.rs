@@ -23,7 +23,10 @@ const OWN_THREADS: usize = 16;
 
 /// A core file would keep prompts and keys, and outside systemd nothing else prevents it.
 pub(super) fn forbid_core_files() {
-    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
     // A limit can always be lowered.
     let _ = setrlimit(Resource::Core, none);
 }
@@ -34,13 +37,22 @@ pub(super) fn connections_that_fit(wanted: usize, workers: usize) -> usize {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current != maximum {
         // The soft limit is low for the sake of programs that use select(); the hard limit is the operator's choice.
-        let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+        let _ = setrlimit(
+            Resource::Nofile,
+            Rlimit {
+                current: maximum,
+                maximum,
+            },
+        );
     }
     let Some(most) = getrlimit(Resource::Nofile).current else {
         return wanted;
     };
     let reserved = workers * FILES_PER_WORKER + OWN_FILES;
-    let room = usize::try_from(most).unwrap_or(usize::MAX).saturating_sub(reserved).max(FEWEST_CONNECTIONS);
+    let room = usize::try_from(most)
+        .unwrap_or(usize::MAX)
+        .saturating_sub(reserved)
+        .max(FEWEST_CONNECTIONS);
     if room < wanted {
         log::warn!(
             "at most {room} connections instead of {wanted}: the process may open {most} files. \
@@ -57,8 +69,11 @@ pub(super) fn ensure_threads(workers: usize) -> Result<(), CliError> {
     let gate = Mutex::new(());
     let started = thread::scope(|scope| {
         let _closed = gate.lock();
-        (0..wanted)
-            .try_for_each(|_| thread::Builder::new().spawn_scoped(scope, || drop(gate.lock())).map(drop))
+        (0..wanted).try_for_each(|_| {
+            thread::Builder::new()
+                .spawn_scoped(scope, || drop(gate.lock()))
+                .map(drop)
+        })
     });
     started.map_err(|error| {
         CliError::Failed(format!(

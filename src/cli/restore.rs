@@ -8,8 +8,8 @@ use super::{CliError, print};
 use crate::config::Config;
 use crate::progress::Progress;
 use crate::store::{
-    self, Comparison, Database, Key, KeyDifferences, KeyState, LedgerExtent, Restoration, RestoreError,
-    StoreError,
+    self, Comparison, Database, Key, KeyDifferences, KeyState, LedgerExtent, Restoration,
+    RestoreError, StoreError,
 };
 use crate::text::{count, may_hold_a_secret};
 use crate::when;
@@ -30,7 +30,10 @@ pub(super) struct RestoreOptions {
     file: PathBuf,
 }
 
-pub(super) fn run(RestoreOptions { file }: &RestoreOptions, config: &Config) -> Result<(), CliError> {
+pub(super) fn run(
+    RestoreOptions { file }: &RestoreOptions,
+    config: &Config,
+) -> Result<(), CliError> {
     let backup = match file.display().to_string() {
         name if may_hold_a_secret(&name) => "…".into(),
         name => name,
@@ -42,13 +45,16 @@ pub(super) fn run(RestoreOptions { file }: &RestoreOptions, config: &Config) -> 
         )));
     };
     let name = config.database_name();
-    let restored = store::restore(path, file, &actor(), &Progress::on_stderr()).map_err(|error| {
-        let of: &dyn Display = match error {
-            RestoreError::Backup(_) | RestoreError::Incomplete(_) | RestoreError::Faulty(_) => &backup,
-            RestoreError::Locked(_) | RestoreError::Present(_) => &name,
-        };
-        CliError::Failed(format!("{of}: {error}. Nothing was restored."))
-    })?;
+    let restored =
+        store::restore(path, file, &actor(), &Progress::on_stderr()).map_err(|error| {
+            let of: &dyn Display = match error {
+                RestoreError::Backup(_) | RestoreError::Incomplete(_) | RestoreError::Faulty(_) => {
+                    &backup
+                }
+                RestoreError::Locked(_) | RestoreError::Present(_) => &name,
+            };
+            CliError::Failed(format!("{of}: {error}. Nothing was restored."))
+        })?;
     print(&report(&restored, &backup, &name))?;
     match restored.unsynced {
         None => Ok(()),
@@ -63,7 +69,10 @@ fn report(restored: &Restoration, file: &str, database: &str) -> String {
     let upgraded = restored.upgraded_from.map_or(String::new(), |version| {
         format!(" Its version {version} was upgraded in the copy; {file} is as it was.")
     });
-    let mut lines = vec![format!("{file}: {}, verified.{upgraded}", extent(&restored.restored))];
+    let mut lines = vec![format!(
+        "{file}: {}, verified.{upgraded}",
+        extent(&restored.restored)
+    )];
     lines.extend(comparison_lines(&restored.present));
     let password = match restored.present.password {
         Ok(None) => "The console had no password, so it has that of the backup, if there is one. ",
@@ -76,10 +85,14 @@ fn report(restored: &Restoration, file: &str, database: &str) -> String {
         let kept = kept.display();
         lines.push(format!("The former database is kept as {kept}"));
         let present = &restored.present;
-        lines.push(match present.damage.is_none() && present.ledger.is_ok() && present.keys.is_ok() {
-            true => format!("To go back: stop the service and run adriaticum restore {kept}"),
-            false => format!("It is damaged. What can be read of it: sqlite3 {kept} .recover | sqlite3 NEW"),
-        });
+        lines.push(
+            match present.damage.is_none() && present.ledger.is_ok() && present.keys.is_ok() {
+                true => format!("To go back: stop the service and run adriaticum restore {kept}"),
+                false => format!(
+                    "It is damaged. What can be read of it: sqlite3 {kept} .recover | sqlite3 NEW"
+                ),
+            },
+        );
     }
     lines.join("\n") + "\n"
 }
@@ -90,13 +103,19 @@ fn comparison_lines(present: &Comparison) -> Vec<String> {
     match &present.ledger {
         Ok(ledger) => lines.push(format!("The former database: {}.", extent(ledger))),
         Err(StoreError::Missing) => lines.push("There was no database before.".into()),
-        Err(error) => lines.push(format!("The rows of the former database can't be read: {}.", cause(error))),
+        Err(error) => lines.push(format!(
+            "The rows of the former database can't be read: {}.",
+            cause(error)
+        )),
     }
     match &present.keys {
         Ok(keys) => lines.extend(key_lines(keys)),
         Err(error) => {
             if !matches!(error, StoreError::Missing) {
-                lines.push(format!("The keys of the former database can't be read: {}.", cause(error)));
+                lines.push(format!(
+                    "The keys of the former database can't be read: {}.",
+                    cause(error)
+                ));
             }
             lines.push(
                 "So keys that were revoked or narrowed since the backup work as they did then: look through adriaticum \
@@ -117,11 +136,24 @@ fn comparison_lines(present: &Comparison) -> Vec<String> {
 }
 
 fn key_lines(keys: &KeyDifferences) -> Vec<String> {
-    let KeyDifferences { created, revoked, changed, only_in_backup } = keys;
+    let KeyDifferences {
+        created,
+        revoked,
+        changed,
+        only_in_backup,
+    } = keys;
     let named = |key: &Key| format!("  {} ({})", key.id, key.name);
     let change = |(now, then): &(Key, Key)| {
-        let wider = if then.is_wider_than(now) { "; this allows more than before the restore" } else { "" };
-        format!("{}: {}{wider}", named(now), now.differences(then).join(", "))
+        let wider = if then.is_wider_than(now) {
+            "; this allows more than before the restore"
+        } else {
+            ""
+        };
+        format!(
+            "{}: {}{wider}",
+            named(now),
+            now.differences(then).join(", ")
+        )
     };
     let again = |key: &Key| {
         let state = match key.state(when::now()) {
@@ -132,14 +164,27 @@ fn key_lines(keys: &KeyDifferences) -> Vec<String> {
         format!("{}: {state}", named(key))
     };
     let lists: [(&str, Vec<String>); 4] = [
-        ("Created since the backup, so these stop working:", created.iter().map(named).collect()),
-        ("Revoked since the backup, and these stay revoked:", revoked.iter().map(named).collect()),
-        ("Changed since the backup, which is undone:", changed.iter().map(change).collect()),
-        ("Only in the backup:", only_in_backup.iter().map(again).collect()),
+        (
+            "Created since the backup, so these stop working:",
+            created.iter().map(named).collect(),
+        ),
+        (
+            "Revoked since the backup, and these stay revoked:",
+            revoked.iter().map(named).collect(),
+        ),
+        (
+            "Changed since the backup, which is undone:",
+            changed.iter().map(change).collect(),
+        ),
+        (
+            "Only in the backup:",
+            only_in_backup.iter().map(again).collect(),
+        ),
     ];
     let lists = lists.into_iter().filter(|(_, keys)| !keys.is_empty());
-    let mut lines: Vec<String> =
-        lists.flat_map(|(title, keys)| [vec![title.into()], keys].concat()).collect();
+    let mut lines: Vec<String> = lists
+        .flat_map(|(title, keys)| [vec![title.into()], keys].concat())
+        .collect();
     if lines.is_empty() {
         lines.push("The keys are the same.".into());
     }
@@ -149,7 +194,10 @@ fn key_lines(keys: &KeyDifferences) -> Vec<String> {
 fn extent(ledger: &LedgerExtent) -> String {
     let rows = count(ledger.rows, "row");
     match ledger.newest {
-        Some(newest) => format!("{rows}, the newest of {}", when::format_minute(Some(newest))),
+        Some(newest) => format!(
+            "{rows}, the newest of {}",
+            when::format_minute(Some(newest))
+        ),
         None => rows,
     }
 }
@@ -169,13 +217,24 @@ mod tests {
 
     #[test]
     fn only_a_valid_key_works_again() {
-        let key =
-            |name: &str, expires, revoked| Key { name: name.into(), expires, revoked, ..Key::example() };
+        let key = |name: &str, expires, revoked| Key {
+            name: name.into(),
+            expires,
+            revoked,
+            ..Key::example()
+        };
         let lines = key_lines(&KeyDifferences {
-            only_in_backup: vec![key("a", None, None), key("b", Some(9), None), key("c", Some(9), Some(8))],
+            only_in_backup: vec![
+                key("a", None, None),
+                key("b", Some(9), None),
+                key("c", Some(9), Some(8)),
+            ],
             ..KeyDifferences::default()
         });
-        let ends: Vec<&str> = lines[1..].iter().filter_map(|line| Some(line.split_once(": ")?.1)).collect();
+        let ends: Vec<&str> = lines[1..]
+            .iter()
+            .filter_map(|line| Some(line.split_once(": ")?.1))
+            .collect();
         assert_eq!(ends, ["it works again", "expired", "revoked"]);
     }
 }

@@ -79,7 +79,9 @@ fn add(index: &Index, paths: &[PathBuf], config: &Config) -> Result<(), CliError
     note(format_args!("{}.", summary.join(", ")));
     print_index_path(index);
     if let Some(unused) = config.search.how_to_use_index() {
-        note(format_args!("No completion uses the index. {unused} Then restart the service."));
+        note(format_args!(
+            "No completion uses the index. {unused} Then restart the service."
+        ));
     }
     if failed.is_empty() {
         return Ok(());
@@ -152,7 +154,10 @@ fn report_missing_files(index: &Index, folder: &Path, files: &[Candidate]) -> Re
     }
     for document in index.list()? {
         let path = Path::new(&document.path);
-        if path.starts_with(&folder) && !files.iter().any(|file| file.path == path) && !path.exists() {
+        if path.starts_with(&folder)
+            && !files.iter().any(|file| file.path == path)
+            && !path.exists()
+        {
             note(format_args!(
                 "still in the index, but the file no longer exists: {}. To remove it: adriaticum search remove {}",
                 document.path, document.id
@@ -174,7 +179,10 @@ fn list(index: &Index, json: bool) -> Result<(), CliError> {
         eprintln!("There are no documents yet. Add some: adriaticum search add PATH");
         return Ok(());
     }
-    print(&text_table::with_heading("id,title,passages,bytes,added,path", documents.iter().map(row)))
+    print(&text_table::with_heading(
+        "id,title,passages,bytes,added,path",
+        documents.iter().map(row),
+    ))
 }
 
 fn row(document: &Document) -> Vec<String> {
@@ -191,7 +199,10 @@ fn row(document: &Document) -> Vec<String> {
 fn remove(index: &Index, named: &str) -> Result<(), CliError> {
     let id: Option<i64> = named.parse().ok();
     // A file that no longer exists is still known by its path.
-    let path = Path::new(named).canonicalize().or_else(|_| std::path::absolute(named)).unwrap_or_default();
+    let path = Path::new(named)
+        .canonicalize()
+        .or_else(|_| std::path::absolute(named))
+        .unwrap_or_default();
     let mut documents = index.list()?;
     let is_id = documents.iter().any(|document| Some(document.id) == id);
     documents.retain(|document| match is_id {
@@ -222,7 +233,16 @@ fn query(index: &Index, words: &str, json: bool) -> Result<(), CliError> {
     }
     let passages: Vec<String> = (1..)
         .zip(&found)
-        .map(|(number, Passage { title, source, text })| format!("[{number}] {title} ({source})\n{text}\n"))
+        .map(
+            |(
+                number,
+                Passage {
+                    title,
+                    source,
+                    text,
+                },
+            )| format!("[{number}] {title} ({source})\n{text}\n"),
+        )
         .collect();
     print(&passages.join("\n"))
 }

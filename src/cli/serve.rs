@@ -34,12 +34,18 @@ use crate::when;
 const LEDGER_TIME: Duration = Duration::from_secs(30);
 
 pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
-    let StartSignals { starting, reload_requested } =
-        StartSignals::handle().map_err(failed("the signals"))?;
+    let StartSignals {
+        starting,
+        reload_requested,
+    } = StartSignals::handle().map_err(failed("the signals"))?;
     let config = Arc::new(Config::load(file.as_deref())?);
     ensure_threads(config.workers)?;
     logging::start(config.log_level).map_err(failed("the log"))?;
-    log::info!("adriaticum {}, database {}", env!("ADRIATICUM_VERSION"), config.database_name());
+    log::info!(
+        "adriaticum {}, database {}",
+        env!("ADRIATICUM_VERSION"),
+        config.database_name()
+    );
     if let Database::Postgres(_) = &config.database {
         log::info!("gateway {}", config.gateway);
     }
@@ -54,21 +60,31 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
     let lock = ServeLock::take(&config.database, &config.gateway).map_err(|error| {
         CliError::Failed(match error {
             // Its message names the setting, which is not database.
-            LockError::NameTaken { .. } => format!("the database {}: {error}.", config.database_name()),
+            LockError::NameTaken { .. } => {
+                format!("the database {}: {error}.", config.database_name())
+            }
             error => checks::database_failed(&config, &error),
         })
     })?;
     let sockets = sockets(&config)?;
     let mut store = open_with(&config, Access::Serve)?;
     store.check_lock(&lock)?;
-    let addresses: Vec<Address> = sockets.iter().map(|socket| socket.address.clone()).collect();
+    let addresses: Vec<Address> = sockets
+        .iter()
+        .map(|socket| socket.address.clone())
+        .collect();
     let scheme = if acceptor.is_some() { "https" } else { "http" };
-    let urls: Vec<String> = addresses.iter().map(|address| format_address(address, scheme)).collect();
+    let urls: Vec<String> = addresses
+        .iter()
+        .map(|address| format_address(address, scheme))
+        .collect();
     store.join(&config.gateway, &urls.join(" "))?;
     let store = Arc::new(store);
     let readiness = Arc::new(Readiness::new(&store));
-    let notify = Notify::from_environment().map_err(failed("the socket that NOTIFY_SOCKET names"))?;
-    let runtimes = Runtimes::new(&config.runtime, config.workers, config.worker_share()).map(Arc::new);
+    let notify =
+        Notify::from_environment().map_err(failed("the socket that NOTIFY_SOCKET names"))?;
+    let runtimes =
+        Runtimes::new(&config.runtime, config.workers, config.worker_share()).map(Arc::new);
     if runtimes.is_none() {
         log::warn!("no runtime is configured, so no completion can be run: set runtime.url");
     }
@@ -80,7 +96,10 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
         buffered_bytes: config.buffer_limit,
         ..Limits::default()
     };
-    log::info!("buffer_limit: at most {} bytes for all requests together", config.buffer_limit);
+    log::info!(
+        "buffer_limit: at most {} bytes for all requests together",
+        config.buffer_limit
+    );
     for (address, url) in addresses.iter().zip(urls) {
         log::info!("listening on {url}");
         if let Some(warning) = checks::reachable(&config, address) {
@@ -138,7 +157,12 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
         runtimes: runtimes.clone(),
         acceptor: acceptor.clone(),
     };
-    let console = |host| (host, Console::new(Arc::clone(&config), Arc::clone(&store), monitoring));
+    let console = |host| {
+        (
+            host,
+            Console::new(Arc::clone(&config), Arc::clone(&store), monitoring),
+        )
+    };
     let console = config.console_host.clone().map(console);
     let api = Pipeline {
         api_hosts: config.api_hosts.clone(),
@@ -149,14 +173,23 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
         metrics,
         refusals: Refusals::default(),
     };
-    supervisor.handle_signals().and_then(|()| stop_on_signals(&listener)).map_err(failed("the signals"))?;
+    supervisor
+        .handle_signals()
+        .and_then(|()| stop_on_signals(&listener))
+        .map_err(failed("the signals"))?;
     starting.store(false, Ordering::Release);
     supervisor.ready();
     if reload_requested.load(Ordering::Acquire) {
         supervisor.reload();
     }
-    let dispatcher = Dispatcher { console, console_is_local: config.console_is_local, api };
-    listener.run(Arc::new(dispatcher)).map_err(failed("the listener"))?;
+    let dispatcher = Dispatcher {
+        console,
+        console_is_local: config.console_is_local,
+        api,
+    };
+    listener
+        .run(Arc::new(dispatcher))
+        .map_err(failed("the listener"))?;
     drop((background, supervisor));
     logging::sum_up_strangers();
     if let Some(error) = replaced_because.get() {
@@ -184,7 +217,10 @@ struct StartSignals {
 
 impl StartSignals {
     fn handle() -> io::Result<Self> {
-        let signals = Self { starting: Arc::new(AtomicBool::new(true)), reload_requested: Arc::default() };
+        let signals = Self {
+            starting: Arc::new(AtomicBool::new(true)),
+            reload_requested: Arc::default(),
+        };
         flag::register(SIGHUP, Arc::clone(&signals.reload_requested))?;
         for signal in [SIGTERM, SIGINT] {
             flag::register_conditional_shutdown(signal, 0, Arc::clone(&signals.starting))?;
@@ -208,13 +244,19 @@ fn stop_on_signals(listener: &Listener) -> io::Result<()> {
 /// The longest time that a worker may need for a request. If no worker has finished one for longer, the watchdog is not fed;
 /// the unit's TimeoutStopSec follows from it too.
 fn longest_work(runtime: &RuntimeConfig, search: &SearchConfig) -> Duration {
-    let search = if search.grounding == GroundingMode::Off { Duration::ZERO } else { search.timeout };
+    let search = if search.grounding == GroundingMode::Off {
+        Duration::ZERO
+    } else {
+        search.timeout
+    };
     runtime.timeout + search + LEDGER_TIME
 }
 
 fn acceptor(files: &TlsFiles) -> Result<Arc<Acceptor>, CliError> {
     let certificate = checks::read_certificate(files).map_err(CliError::Config)?;
-    Acceptor::new(certificate).map(Arc::new).map_err(failed("TLS"))
+    Acceptor::new(certificate)
+        .map(Arc::new)
+        .map_err(failed("TLS"))
 }
 
 /// A line for `systemctl status`.
@@ -231,11 +273,14 @@ fn status(metrics: &Metrics, Snapshot { workers, queue, .. }: &Snapshot) -> Stri
 
 /// Reloads the settings that can change while the service runs. An invalid configuration changes nothing.
 fn reload(file: Option<&Path>, running: &Config, acceptor: Option<&Acceptor>, store: &Store) {
-    let read = Config::load(file).map_err(CliError::from).and_then(|config| {
-        let tls = config.tls.as_ref().zip(acceptor);
-        let certificate = tls.map(|(files, acceptor)| Ok((checks::read_certificate(files)?, acceptor)));
-        Ok((certificate.transpose().map_err(CliError::Config)?, config))
-    });
+    let read = Config::load(file)
+        .map_err(CliError::from)
+        .and_then(|config| {
+            let tls = config.tls.as_ref().zip(acceptor);
+            let certificate =
+                tls.map(|(files, acceptor)| Ok((checks::read_certificate(files)?, acceptor)));
+            Ok((certificate.transpose().map_err(CliError::Config)?, config))
+        });
     let (certificate, config) = match read {
         Ok(read) => read,
         Err(error) => return log::error!("configuration not reloaded: {error}"),
@@ -244,22 +289,35 @@ fn reload(file: Option<&Path>, running: &Config, acceptor: Option<&Acceptor>, st
     if let Some((certificate, acceptor)) = certificate
         && acceptor.replace_certificate(certificate)
     {
-        applied.push(format!("certificate (expires at {})", when::format_minute(acceptor.expires())));
+        applied.push(format!(
+            "certificate (expires at {})",
+            when::format_minute(acceptor.expires())
+        ));
     }
     let level = log::max_level();
     if level != config.log_level {
-        applied.push(format!("log_level = {}", config.log_level.to_string().to_lowercase()));
+        applied.push(format!(
+            "log_level = {}",
+            config.log_level.to_string().to_lowercase()
+        ));
     }
     // The line can be seen if either level includes it.
     log::set_max_level(level.max(config.log_level));
-    let applied = if applied.is_empty() { "nothing changed".into() } else { applied.join(", ") };
+    let applied = if applied.is_empty() {
+        "nothing changed".into()
+    } else {
+        applied.join(", ")
+    };
     log::info!("configuration reloaded: {applied}");
     acceptor.inspect(|acceptor| background::warn_about_certificate(acceptor));
     log::set_max_level(config.log_level);
     let differences = running.differences(&config);
     let mut details = applied;
     if !differences.is_empty() {
-        let waiting = format!("changed, but applied only after a restart: {}", differences.join(", "));
+        let waiting = format!(
+            "changed, but applied only after a restart: {}",
+            differences.join(", ")
+        );
         log::warn!("{waiting}");
         details = format!("{details}; {waiting}");
     }
@@ -274,7 +332,10 @@ mod tests {
 
     /// The settings, with everything else as it is by default.
     fn longest(settings: &str) -> Duration {
-        let path = std::env::temp_dir().join(format!("adriaticum-{}.toml", crate::secret::secret_hex::<8>()));
+        let path = std::env::temp_dir().join(format!(
+            "adriaticum-{}.toml",
+            crate::secret::secret_hex::<8>()
+        ));
         std::fs::write(&path, settings).expect("the folder for temporary files should take one");
         let config = Config::load(Some(&path));
         std::fs::remove_file(&path).expect("it should go");
@@ -286,22 +347,41 @@ mod tests {
     #[test]
     fn the_longest_work_covers_search_if_answers_are_grounded() {
         let search = "[search]\nurl = 'index:'\ntimeout = 60\nmatch = ['x']";
-        let with =
-            |mode: &str| longest(&format!("[runtime]\ntimeout = 35\n{search}\ngrounding = '{mode}'\n"));
+        let with = |mode: &str| {
+            longest(&format!(
+                "[runtime]\ntimeout = 35\n{search}\ngrounding = '{mode}'\n"
+            ))
+        };
         assert_eq!(with("off"), Duration::from_secs(35) + LEDGER_TIME);
         for mode in ["always", "match", "auto"] {
-            assert_eq!(with(mode), Duration::from_secs(35 + 60) + LEDGER_TIME, "{mode}");
+            assert_eq!(
+                with(mode),
+                Duration::from_secs(35 + 60) + LEDGER_TIME,
+                "{mode}"
+            );
         }
     }
 
     #[test]
     fn the_unit_gives_a_stop_the_time_of_a_request() {
         let unit = include_str!("../../systemd/adriaticum.service");
-        let stop = unit.lines().find_map(|line| line.strip_prefix("TimeoutStopSec=")?.strip_suffix('s'));
-        let stop = Duration::from_secs(stop.and_then(|time| time.parse().ok()).expect("a number of seconds"));
-        let Limits { stop_time, send_time, .. } = Limits::default();
+        let stop = unit
+            .lines()
+            .find_map(|line| line.strip_prefix("TimeoutStopSec=")?.strip_suffix('s'));
+        let stop = Duration::from_secs(
+            stop.and_then(|time| time.parse().ok())
+                .expect("a number of seconds"),
+        );
+        let Limits {
+            stop_time,
+            send_time,
+            ..
+        } = Limits::default();
         // The rest of the request is read, the answer is sent, and the client's end is waited for.
         let longest = longest("search = { url = 'index:', grounding = 'always' }");
-        assert!(stop >= stop_time + longest + send_time + stop_time, "{stop:?} for {longest:?}");
+        assert!(
+            stop >= stop_time + longest + send_time + stop_time,
+            "{stop:?} for {longest:?}"
+        );
     }
 }

@@ -18,7 +18,9 @@ pub(super) fn sockets(config: &Config) -> Result<Vec<ListeningSocket>, CliError>
         } else if let Ok(Some(listener)) = handed.take_unix_listener(index) {
             ListeningSocket::inherited_unix(listener)
         } else {
-            Err(io::Error::other("it is neither a TCP nor a Unix socket in the listening state"))
+            Err(io::Error::other(
+                "it is neither a TCP nor a Unix socket in the listening state",
+            ))
         };
         sockets.push(socket.map_err(failed("a socket passed by systemd"))?);
     }
@@ -30,7 +32,9 @@ pub(super) fn sockets(config: &Config) -> Result<Vec<ListeningSocket>, CliError>
                 config.listen
             ))
         };
-        sockets.push(ListeningSocket::bind(&config.listen, config.socket_mode).map_err(cannot_listen)?);
+        sockets.push(
+            ListeningSocket::bind(&config.listen, config.socket_mode).map_err(cannot_listen)?,
+        );
     }
     Ok(sockets)
 }
@@ -68,7 +72,10 @@ mod tests {
         for (kind, advice) in [
             (io::ErrorKind::AddrInUse, "choose another one"),
             (io::ErrorKind::PermissionDenied, "CAP_NET_BIND_SERVICE"),
-            (io::ErrorKind::AddrNotAvailable, "does not have this address"),
+            (
+                io::ErrorKind::AddrNotAvailable,
+                "does not have this address",
+            ),
             (io::ErrorKind::NotFound, "not found"),
         ] {
             let message = listen_failed(&kind.into());

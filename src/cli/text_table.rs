@@ -18,8 +18,10 @@ pub fn lay_out(rows: &[Vec<String>]) -> String {
         .collect();
     let mut text = String::new();
     for row in rows {
-        let cells =
-            row.iter().zip(&widths_and_numbers).map(|(cell, &(width, is_numeric))| match is_numeric {
+        let cells = row
+            .iter()
+            .zip(&widths_and_numbers)
+            .map(|(cell, &(width, is_numeric))| match is_numeric {
                 true => format!("{cell:>width$}"),
                 false => format!("{cell:<width$}"),
             });
@@ -33,7 +35,10 @@ pub fn lay_out(rows: &[Vec<String>]) -> String {
 fn has_numbers<'a>(cells: impl Iterator<Item = &'a str>) -> bool {
     let mut cells = cells.filter(|cell| !matches!(*cell, "" | "-")).peekable();
     cells.peek().is_some()
-        && cells.all(|cell| cell.bytes().all(|b| b.is_ascii_digit() || b == b',' || b == b'.'))
+        && cells.all(|cell| {
+            cell.bytes()
+                .all(|b| b.is_ascii_digit() || b == b',' || b == b'.')
+        })
 }
 
 #[cfg(test)]
@@ -42,7 +47,10 @@ mod tests {
 
     #[track_caller]
     fn check<const N: usize>(rows: &[[&str; N]], text: &str) {
-        let rows: Vec<Vec<String>> = rows.iter().map(|row| row.map(String::from).to_vec()).collect();
+        let rows: Vec<Vec<String>> = rows
+            .iter()
+            .map(|row| row.map(String::from).to_vec())
+            .collect();
         assert_eq!(lay_out(&rows), text);
     }
 
@@ -54,7 +62,11 @@ mod tests {
     #[test]
     fn numbers_are_aligned_to_the_right() {
         check(
-            &[["day", "n", "share", "id"], ["2026-01-01", "1,234", "0.5", "7"], ["2026-01-02", "-", "", "x"]],
+            &[
+                ["day", "n", "share", "id"],
+                ["2026-01-01", "1,234", "0.5", "7"],
+                ["2026-01-02", "-", "", "x"],
+            ],
             "day             n  share  id\n2026-01-01  1,234    0.5  7\n2026-01-02      -         x\n",
         );
         check(&[["none"], ["-"]], "none\n-\n");

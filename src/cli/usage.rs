@@ -6,11 +6,13 @@ use clap::ArgAction;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::Serialize;
 
-use super::{CliError, expecting, keys, open_store, parse_when, print, print_json, text_table, verify};
+use super::{
+    CliError, expecting, keys, open_store, parse_when, print, print_json, text_table, verify,
+};
 use crate::config::Config;
 use crate::store::{
-    Filter, Grouping, LedgerRow, Matching, Range, RollupRow, RowFilter, SecretUse, Span, Store, StoreError,
-    Sums,
+    Filter, Grouping, LedgerRow, Matching, Range, RollupRow, RowFilter, SecretUse, Span, Store,
+    StoreError, Sums,
 };
 use crate::text::{cells, count, csv_line, grouped};
 use crate::when::{self, When};
@@ -91,11 +93,16 @@ enum UsageCommand {
 
 impl UsageOptions {
     pub fn run(self, config: &Config) -> Result<(), CliError> {
-        let Self { requests, by, command } = self;
+        let Self {
+            requests,
+            by,
+            command,
+        } = self;
         match command {
             None => report(requests.unwrap_or_default(), &by, config),
             Some(_) if requests.is_some() || !by.is_empty() => Err(CliError::Usage(
-                "options before list, show or verify are those of the report. Put them after it.".into(),
+                "options before list, show or verify are those of the report. Put them after it."
+                    .into(),
             )),
             Some(UsageCommand::List { requests, limit }) => list(requests, limit, config),
             Some(UsageCommand::Show { request_id, json }) => show(&request_id, json, config),
@@ -107,7 +114,9 @@ impl UsageOptions {
 fn grouping() -> impl TypedValueParser<Value = Grouping> {
     PossibleValuesParser::new(Grouping::ALL.map(|(name, _)| name)).map(|word| {
         let known = Grouping::ALL.into_iter().find(|(name, _)| *name == word);
-        known.map(|(_, by)| by).expect("it is one of the possible values")
+        known
+            .map(|(_, by)| by)
+            .expect("it is one of the possible values")
     })
 }
 
@@ -115,7 +124,9 @@ fn grouping() -> impl TypedValueParser<Value = Grouping> {
 const LIMIT_TAKES: &str = "a number from 1 to 100000";
 
 fn parse_limit(text: &str) -> Option<usize> {
-    text.parse().ok().filter(|limit| (1..=100_000).contains(limit))
+    text.parse()
+        .ok()
+        .filter(|limit| (1..=100_000).contains(limit))
 }
 
 /// The database and its rows that are asked for.
@@ -129,19 +140,41 @@ struct Selection {
 
 impl Selection {
     fn open(requests: &Requests, config: &Config) -> Result<Self, CliError> {
-        let &Requests { since, until, month, .. } = requests;
+        let &Requests {
+            since,
+            until,
+            month,
+            ..
+        } = requests;
         let now = when::now();
-        let range =
-            month.unwrap_or(Range::between(since, until, now)).checked(now).map_err(CliError::Usage)?;
+        let range = month
+            .unwrap_or(Range::between(since, until, now))
+            .checked(now)
+            .map_err(CliError::Usage)?;
         let store = open_store(config)?;
-        let key =
-            requests.key.as_ref().map(|text| keys::find(&store, text, SecretUse::Refused)).transpose()?;
-        let gateway = requests.gateway.as_ref().map(|name| find_gateway(&store, name)).transpose()?;
-        Ok(Self { store, range, key_id: key.map(|key| key.id), gateway })
+        let key = requests
+            .key
+            .as_ref()
+            .map(|text| keys::find(&store, text, SecretUse::Refused))
+            .transpose()?;
+        let gateway = requests
+            .gateway
+            .as_ref()
+            .map(|name| find_gateway(&store, name))
+            .transpose()?;
+        Ok(Self {
+            store,
+            range,
+            key_id: key.map(|key| key.id),
+            gateway,
+        })
     }
 
     fn filter(&self) -> Filter<'_> {
-        Filter { key_id: self.key_id.as_deref(), gateway: self.gateway.as_deref() }
+        Filter {
+            key_id: self.key_id.as_deref(),
+            gateway: self.gateway.as_deref(),
+        }
     }
 
     /// The range without open ends, to be called after the figures are read, so that it covers all of them.
@@ -161,11 +194,14 @@ impl Selection {
 
 fn report(options: Requests, by: &[Grouping], config: &Config) -> Result<(), CliError> {
     if !Grouping::fit_together(by) {
-        let message = "--by takes one group, or two that differ, of which one may be hour, day or month.";
+        let message =
+            "--by takes one group, or two that differ, of which one may be hour, day or month.";
         return Err(CliError::Usage(message.into()));
     }
     let selection = Selection::open(&options, config)?;
-    let mut rows = selection.store.grouped(selection.range, selection.filter(), by)?;
+    let mut rows = selection
+        .store
+        .grouped(selection.range, selection.filter(), by)?;
     let Range { since, until } = selection.period()?;
     let mut sums = Sums::default();
     rows.iter().for_each(|row| sums.add(&row.sums));
@@ -173,7 +209,11 @@ fn report(options: Requests, by: &[Grouping], config: &Config) -> Result<(), Cli
         rows.clear();
     }
     if options.json {
-        let report = Report { since, until, sums: &sums };
+        let report = Report {
+            since,
+            until,
+            sums: &sums,
+        };
         let report = serde_json::to_string(&report).expect("a report should have its JSON");
         let report = report.trim_end_matches('}');
         return print(&format!("{report},\n\"rows\":{}}}\n", json_lines(&rows)));
@@ -187,12 +227,17 @@ fn report(options: Requests, by: &[Grouping], config: &Config) -> Result<(), Cli
         lines.extend(by.is_empty().then(|| cells(&sums, columns.iter().copied())));
         let periods = iter::once(["since".into(), "until".into()])
             .chain(iter::repeat([since.to_string(), until.to_string()]));
-        let line = |(period, cells): ([String; 2], &Vec<String>)| csv_line(&[&period[..], cells].concat());
+        let line =
+            |(period, cells): ([String; 2], &Vec<String>)| csv_line(&[&period[..], cells].concat());
         return print(&periods.zip(&lines).map(line).collect::<String>());
     }
     print(&selection.heading()?)?;
     if !by.is_empty() {
-        for figure in lines.iter_mut().skip(1).flat_map(|cells| &mut cells[labels.len()..]) {
+        for figure in lines
+            .iter_mut()
+            .skip(1)
+            .flat_map(|cells| &mut cells[labels.len()..])
+        {
             *figure = figure.parse().map_or_else(|_| figure.clone(), grouped);
         }
         print(&text_table::lay_out(&lines))?;
@@ -200,8 +245,14 @@ fn report(options: Requests, by: &[Grouping], config: &Config) -> Result<(), Cli
     print(&summary(&sums))
 }
 
-const FIGURES: [&str; 6] =
-    ["requests", "errors", "prompt_tokens", "completion_tokens", "total_tokens", "unmeasured"];
+const FIGURES: [&str; 6] = [
+    "requests",
+    "errors",
+    "prompt_tokens",
+    "completion_tokens",
+    "total_tokens",
+    "unmeasured",
+];
 
 /// The members of a report before its rows.
 #[derive(Serialize)]
@@ -218,10 +269,15 @@ fn list(options: Requests, limit: usize, config: &Config) -> Result<(), CliError
     if options.json {
         print(&(json_lines(&rows) + "\n"))?;
     } else if options.csv {
-        print(&(LedgerRow::csv_heading() + &rows.iter().map(LedgerRow::csv_line).collect::<String>()))?;
+        print(
+            &(LedgerRow::csv_heading() + &rows.iter().map(LedgerRow::csv_line).collect::<String>()),
+        )?;
     } else {
         let heading = "time,request,key,outcome,tokens in,tokens out,total,ms,gateway";
-        print(&(selection.heading()? + &text_table::with_heading(heading, rows.iter().map(list_line))))?;
+        print(
+            &(selection.heading()?
+                + &text_table::with_heading(heading, rows.iter().map(list_line))),
+        )?;
     }
     if is_more {
         eprintln!(
@@ -248,7 +304,9 @@ fn newest_rows(selection: &Selection, limit: usize) -> Result<(Vec<LedgerRow>, b
     let (mut rows, mut before) = (Vec::new(), None);
     // One more than the limit shows that there are more. A search for a gateway ends after some rows, found or not.
     while rows.len() <= limit {
-        let listing = selection.store.newest(&filter, before.as_deref(), limit + 1 - rows.len())?;
+        let listing = selection
+            .store
+            .newest(&filter, before.as_deref(), limit + 1 - rows.len())?;
         rows.extend(listing.rows);
         before = listing.next;
         if before.is_none() {
@@ -262,7 +320,11 @@ fn newest_rows(selection: &Selection, limit: usize) -> Result<(Vec<LedgerRow>, b
 
 fn list_line(row: &LedgerRow) -> Vec<String> {
     let number = |number: Option<i64>| number.map_or("-".into(), grouped);
-    let outcome = [row.status.map(|status| status.to_string()), row.error_code.clone(), row.cause.clone()];
+    let outcome = [
+        row.status.map(|status| status.to_string()),
+        row.error_code.clone(),
+        row.cause.clone(),
+    ];
     vec![
         when::iso(row.created).unwrap_or_default(),
         row.request_id.clone(),
@@ -271,8 +333,13 @@ fn list_line(row: &LedgerRow) -> Vec<String> {
         number(row.tokens.prompt_tokens),
         number(row.tokens.completion_tokens),
         number(row.tokens.total_tokens),
-        row.duration_ms.map_or("-".into(), |time| format!("{time:.0}")),
-        if row.gateway.is_empty() { "-".into() } else { row.gateway.clone() },
+        row.duration_ms
+            .map_or("-".into(), |time| format!("{time:.0}")),
+        if row.gateway.is_empty() {
+            "-".into()
+        } else {
+            row.gateway.clone()
+        },
     ]
 }
 
@@ -280,9 +347,15 @@ fn list_line(row: &LedgerRow) -> Vec<String> {
 fn tell_removed(selection: &Selection, listed: i64) -> Result<(), CliError> {
     let mut requests = 0;
     let take = |row: RollupRow| requests += row.sums.requests;
-    match selection.store.figures(Span::Day, selection.range, selection.filter(), take) {
+    match selection
+        .store
+        .figures(Span::Day, selection.range, selection.filter(), take)
+    {
         Ok(()) if requests <= listed => return Ok(()),
-        Ok(()) => eprint!("{} of this range", count(requests - listed, "other request")),
+        Ok(()) => eprint!(
+            "{} of this range",
+            count(requests - listed, "other request")
+        ),
         Err(StoreError::RowsRemoved(_)) => eprint!("Some requests of this range"),
         Err(error) => return Err(error.into()),
     }
@@ -302,7 +375,12 @@ fn find_gateway(store: &Store, name: &str) -> Result<String, CliError> {
 
 /// Formats an array with one row per line.
 fn json_lines(rows: &[impl Serialize]) -> String {
-    let row = |row| format!("\n  {}", serde_json::to_string(row).expect("a row should have its JSON"));
+    let row = |row| {
+        format!(
+            "\n  {}",
+            serde_json::to_string(row).expect("a row should have its JSON")
+        )
+    };
     format!("[{}]", rows.iter().map(row).collect::<Vec<_>>().join(","))
 }
 
@@ -318,12 +396,15 @@ fn show(id: &str, json: bool, config: &Config) -> Result<(), CliError> {
     let outcome = match (row.status, &row.error_code) {
         (Some(status), Some(code)) => format!("{status} {code}"),
         (Some(status), None) => status.to_string(),
-        (None, Some(code)) if code == "abandoned" => format!("{code}: the client left before the answer"),
+        (None, Some(code)) if code == "abandoned" => {
+            format!("{code}: the client left before the answer")
+        }
         // An earlier version wrote a row before the runtime was called.
         (None, Some(code)) => format!("{code}: the service ended before the answer"),
         (None, None) => "-".into(),
     };
-    let figure = |figure: Option<i64>| figure.map_or("not measured".into(), |figure| figure.to_string());
+    let figure =
+        |figure: Option<i64>| figure.map_or("not measured".into(), |figure| figure.to_string());
     let time = |time: Option<f64>| match time {
         None => "-".into(),
         Some(time) if time < 1000.0 => format!("{time:.3} ms"),
@@ -331,13 +412,18 @@ fn show(id: &str, json: bool, config: &Config) -> Result<(), CliError> {
     };
     let search = match (&row.search_reason, row.search_results) {
         (None, _) => "not asked".into(),
-        (Some(reason), Some(count)) => format!("asked ({reason}), {count} found, {}", time(row.search_ms)),
+        (Some(reason), Some(count)) => {
+            format!("asked ({reason}), {count} found, {}", time(row.search_ms))
+        }
         (Some(reason), None) => format!("asked ({reason}), unavailable, {}", time(row.search_ms)),
     };
     let mut lines = vec![
         ("request", row.request_id),
         ("key", format!("{} ({})", row.key_id, row.key_name)),
-        ("created", when::iso(row.created).unwrap_or_else(|| row.created.to_string())),
+        (
+            "created",
+            when::iso(row.created).unwrap_or_else(|| row.created.to_string()),
+        ),
         ("outcome", outcome),
         ("cause", row.cause.unwrap_or_else(|| "-".into())),
         ("prompt tokens", figure(row.tokens.prompt_tokens)),
@@ -352,7 +438,10 @@ fn show(id: &str, json: bool, config: &Config) -> Result<(), CliError> {
     if !row.gateway.is_empty() {
         lines.push(("gateway", row.gateway));
     }
-    let lines: Vec<_> = lines.into_iter().map(|(name, value)| vec![name.into(), value]).collect();
+    let lines: Vec<_> = lines
+        .into_iter()
+        .map(|(name, value)| vec![name.into(), value])
+        .collect();
     print(&text_table::lay_out(&lines))
 }
 
@@ -395,7 +484,14 @@ mod tests {
             summary(&sums),
             "15 requests, 0 errors, 12,480 tokens (12,000 in, 480 out), 3 requests unmeasured\n"
         );
-        let sums = Sums { requests: 1, unmeasured: 1, ..Sums::default() };
-        assert_eq!(summary(&sums), "1 request, 0 errors, no tokens measured, 1 request unmeasured\n");
+        let sums = Sums {
+            requests: 1,
+            unmeasured: 1,
+            ..Sums::default()
+        };
+        assert_eq!(
+            summary(&sums),
+            "1 request, 0 errors, no tokens measured, 1 request unmeasured\n"
+        );
     }
 }

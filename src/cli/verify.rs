@@ -22,7 +22,10 @@ pub(super) struct VerifyOptions {
     json: bool,
 }
 
-pub(super) fn run(VerifyOptions { through, json }: VerifyOptions, config: &Config) -> Result<(), CliError> {
+pub(super) fn run(
+    VerifyOptions { through, json }: VerifyOptions,
+    config: &Config,
+) -> Result<(), CliError> {
     let store = open_store(config)?;
     let found = store.verify_with(&Progress::on_stderr())?;
     let find = |head| store.find_head(&head).map(|status| (status, head));
@@ -41,9 +44,17 @@ pub(super) fn run(VerifyOptions { through, json }: VerifyOptions, config: &Confi
 fn failure(found: &Verification, through: Option<&(HeadStatus, ChainHead)>) -> Option<String> {
     match &found.fault {
         Some(fault @ (Fault::Sums { .. } | Fault::Total { .. })) => {
-            return Some(format!("nothing wrong in {}, but {fault}.", count(found.rows as i64, "row")));
+            return Some(format!(
+                "nothing wrong in {}, but {fault}.",
+                count(found.rows as i64, "row")
+            ));
         }
-        Some(fault) => return Some(format!("after {}: {fault}.", count(found.rows as i64, "good row"))),
+        Some(fault) => {
+            return Some(format!(
+                "after {}: {fault}.",
+                count(found.rows as i64, "good row")
+            ));
+        }
         None => {}
     }
     match through? {
@@ -60,9 +71,13 @@ fn failure(found: &Verification, through: Option<&(HeadStatus, ChainHead)>) -> O
 fn summary(found: &Verification, through: Option<&(HeadStatus, ChainHead)>) -> String {
     let heads = match &found.heads[..] {
         [head] => format!("The head is {head}"),
-        heads => heads.iter().fold("The heads are:".into(), |text, head| format!("{text}\n{head}")),
+        heads => heads.iter().fold("The heads are:".into(), |text, head| {
+            format!("{text}\n{head}")
+        }),
     };
-    let through = through.map_or(String::new(), |(_, head)| format!("{head} is part of the chain.\n"));
+    let through = through.map_or(String::new(), |(_, head)| {
+        format!("{head} is part of the chain.\n")
+    });
     let unproven = found.unproven.as_ref().map_or(String::new(), |unproven| {
         let before = when::iso(unproven.before).unwrap_or_else(|| unproven.before.to_string());
         format!(
@@ -70,7 +85,10 @@ fn summary(found: &Verification, through: Option<&(HeadStatus, ChainHead)>) -> S
             count(unproven.count as i64, "sum")
         )
     });
-    format!("{}, nothing wrong. {heads}\n{unproven}{through}", count(found.rows as i64, "row"))
+    format!(
+        "{}, nothing wrong. {heads}\n{unproven}{through}",
+        count(found.rows as i64, "row")
+    )
 }
 
 fn as_json(found: &Verification, through: Option<&(HeadStatus, ChainHead)>, ok: bool) -> Value {

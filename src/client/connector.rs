@@ -39,7 +39,10 @@ pub(super) struct Connector {
 
 impl Connector {
     pub fn new(roots: Option<RootCertStore>) -> Self {
-        Self { roots, tls: OnceLock::new() }
+        Self {
+            roots,
+            tls: OnceLock::new(),
+        }
     }
 
     fn tls(&self) -> Arc<ClientConfig> {
@@ -62,8 +65,8 @@ impl Connector {
         let mut stream = TimedStream::connect(addresses, deadline)?;
         cancellation::expose(&stream);
         let stream = if details.needs_tls() {
-            let mut session =
-                ClientConnection::new(self.tls(), server_name(details.uri)?).map_err(io::Error::other)?;
+            let mut session = ClientConnection::new(self.tls(), server_name(details.uri)?)
+                .map_err(io::Error::other)?;
             session.complete_io(&mut stream).map_err(handshake_error)?;
             // That was the handshake, and nothing of the call.
             stream.has_sent = false;
@@ -89,7 +92,10 @@ impl ureq::unversioned::transport::Connector for Connector {
 
 /// Describes a failed handshake, so that an operator knows what to do.
 fn handshake_error(error: io::Error) -> io::Error {
-    match error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>()) {
+    match error
+        .get_ref()
+        .and_then(|cause| cause.downcast_ref::<rustls::Error>())
+    {
         Some(rustls::Error::InvalidCertificate(
             CertificateError::UnknownIssuer | CertificateError::BadSignature,
         )) => io::Error::other("its certificate is not signed by a trusted CA"),
@@ -106,7 +112,11 @@ fn host_and_port(uri: &Uri) -> String {
 }
 
 fn server_name(uri: &Uri) -> io::Result<ServerName<'static>> {
-    let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+    let host = uri
+        .host()
+        .unwrap_or_default()
+        .trim_start_matches('[')
+        .trim_end_matches(']');
     ServerName::try_from(host.to_owned()).map_err(io::Error::other)
 }
 

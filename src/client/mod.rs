@@ -81,7 +81,9 @@ impl fmt::Display for CallError {
             Self::Unreachable(error) => write!(f, "no connection: {error}"),
             Self::TimedOut(time) => write!(f, "no complete answer in {:.1} s", time.as_secs_f64()),
             Self::Cancelled => f.write_str("the client has gone"),
-            Self::TooLarge => f.write_str("its answer is too large for a worker's share of buffer_limit"),
+            Self::TooLarge => {
+                f.write_str("its answer is too large for a worker's share of buffer_limit")
+            }
             Self::Broken(how) => write!(f, "the call broke off: {how}"),
         }
     }
@@ -106,7 +108,9 @@ impl HttpClient {
             .max_idle_age(IDLE_TIME)
             .timeout_connect(Some(CONNECT_TIME))
             .build();
-        Self { agent: Agent::with_parts(config, Connector::new(roots), ResolveLater) }
+        Self {
+            agent: Agent::with_parts(config, Connector::new(roots), ResolveLater),
+        }
     }
 
     /// Makes a call. It is sent once: if the connection is lost, the server may have run it all the same.
@@ -122,7 +126,9 @@ impl HttpClient {
             Error::BodyExceedsLimit(_) => CallError::TooLarge,
             Error::Io(error) if !cancellation::has_sent() => CallError::Unreachable(error),
             Error::Io(error) => CallError::Broken(error.to_string()),
-            Error::LargeResponseHeader(..) => CallError::Broken("the head of its answer is too large".into()),
+            Error::LargeResponseHeader(..) => {
+                CallError::Broken("the head of its answer is too large".into())
+            }
             // The others may repeat what the server wrote.
             _ => CallError::Broken("its answer is not valid HTTP".into()),
         })
@@ -131,7 +137,10 @@ impl HttpClient {
     fn make(&self, call: &Call) -> Result<Response<Vec<u8>>, Error> {
         let answer = match call.body {
             Some(body) => {
-                let request = self.agent.post(call.uri).header(header::CONTENT_TYPE, "application/json");
+                let request = self
+                    .agent
+                    .post(call.uri)
+                    .header(header::CONTENT_TYPE, "application/json");
                 prepare(request, call).send(body)?
             }
             None => prepare(self.agent.get(call.uri), call).call()?,

@@ -42,7 +42,12 @@ pub(super) enum OutboundStream {
 
 impl OutboundConnection {
     pub fn new(stream: OutboundStream) -> Self {
-        Self { stream, buffers: LazyBuffers::new(BUFFER, BUFFER), held: Vec::new(), received: 0 }
+        Self {
+            stream,
+            buffers: LazyBuffers::new(BUFFER, BUFFER),
+            held: Vec::new(),
+            received: 0,
+        }
     }
 
     /// Runs I/O until the timeout of `ureq`.
@@ -74,14 +79,21 @@ impl Transport for OutboundConnection {
 
     fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
         cancellation::expose(self.stream.timed());
-        self.held.extend_from_slice(&self.buffers.output()[..amount]);
-        if self.held.len() <= HELD { Ok(()) } else { self.io(timeout, Self::write_held) }
+        self.held
+            .extend_from_slice(&self.buffers.output()[..amount]);
+        if self.held.len() <= HELD {
+            Ok(())
+        } else {
+            self.io(timeout, Self::write_held)
+        }
     }
 
     fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, Error> {
         let count = self.io(timeout, |connection| {
             connection.write_held()?;
-            connection.stream.read(connection.buffers.input_append_buf())
+            connection
+                .stream
+                .read(connection.buffers.input_append_buf())
         })?;
         self.buffers.input_appended(count);
         self.received += count as u64;
@@ -155,14 +167,19 @@ mod tests {
 
     fn pair() -> (OutboundConnection, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
-        let stream = TcpStream::connect(listener.local_addr().expect("it listens")).expect("a connection");
+        let stream =
+            TcpStream::connect(listener.local_addr().expect("it listens")).expect("a connection");
         let (peer, _) = listener.accept().expect("its other end");
         let stream = OutboundStream::Plain(TimedStream::new(stream, Instant::now()));
         (OutboundConnection::new(stream), peer)
     }
 
     fn timeout() -> NextTimeout {
-        NextTimeout { after: LONGEST.into(), reason: Timeout::Global, ..NextTimeout::default() }
+        NextTimeout {
+            after: LONGEST.into(),
+            reason: Timeout::Global,
+            ..NextTimeout::default()
+        }
     }
 
     fn put(connection: &mut OutboundConnection, bytes: &[u8]) -> Result<(), Error> {
@@ -209,7 +226,10 @@ mod tests {
             drop(peer);
             put(&mut connection, b"another call").expect("it is held back");
             let error = connection.await_input(timeout()).expect_err("no answer");
-            assert!(matches!(error, Error::Io(_)) && !cancellation::has_sent(), "{error:?}");
+            assert!(
+                matches!(error, Error::Io(_)) && !cancellation::has_sent(),
+                "{error:?}"
+            );
         }
     }
 
@@ -224,7 +244,10 @@ mod tests {
             set_socket_linger(&peer, Some(Duration::ZERO)).expect("an option of the socket");
         });
         let error = connection.await_input(timeout()).expect_err("no answer");
-        assert!(matches!(error, Error::Io(_)) && cancellation::has_sent(), "{error:?}");
+        assert!(
+            matches!(error, Error::Io(_)) && cancellation::has_sent(),
+            "{error:?}"
+        );
         reader.join().expect("no panic");
     }
 }

@@ -11,7 +11,9 @@ pub fn load_system_roots() -> RootCertStore {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     if roots.is_empty() {
-        log::warn!("no root certificates found, so no https:// address is trusted: install ca-certificates");
+        log::warn!(
+            "no root certificates found, so no https:// address is trusted: install ca-certificates"
+        );
     }
     roots
 }
@@ -20,7 +22,9 @@ pub fn load_system_roots() -> RootCertStore {
 pub fn read(path: &Path) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     for certificate in files::read_certificates(path)? {
-        roots.add(certificate).map_err(|_| "a certificate in it is not valid".to_owned())?;
+        roots
+            .add(certificate)
+            .map_err(|_| "a certificate in it is not valid".to_owned())?;
     }
     Ok(roots)
 }

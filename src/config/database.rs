@@ -12,13 +12,18 @@ use crate::secret::Secret;
 use crate::store::Database;
 
 pub(super) fn read(settings: &mut Settings) -> (Database, Option<PathBuf>) {
-    let (mut database, in_file) =
-        settings.value("database", |written| Ok((parse(written)?, written.file().map(PathBuf::from))));
+    let (mut database, in_file) = settings.value("database", |written| {
+        Ok((parse(written)?, written.file().map(PathBuf::from)))
+    });
     let needs_password = !has_password(&database);
     if !needs_password {
         settings.secret_files.extend(in_file);
     }
-    let file = settings.take_file("database_password_file", "database-password", needs_password);
+    let file = settings.take_file(
+        "database_password_file",
+        "database-password",
+        needs_password,
+    );
     let file = file.and_then(|written| settings.accept(read_password(&written, &mut database)));
     settings.secret_files.extend(file.clone());
     if database.file().is_some() {
@@ -38,7 +43,9 @@ fn read_password(written: &RawSetting, database: &mut Database) -> Result<PathBu
     let password = password_in(&path).map_err(|error| written.refuse_because(error))?;
     if let (Database::Postgres(uri), Some(password)) = (database, password) {
         if uri.password.is_some() {
-            return Err(written.refuse_for("no file, because the URI of database has a password too"));
+            return Err(
+                written.refuse_for("no file, because the URI of database has a password too")
+            );
         }
         uri.password = Some(password);
     }
@@ -90,7 +97,15 @@ mod tests {
         for name in ["a", "gateway-1.example", "vrata-\u{161}", &long] {
             assert!(is_gateway_name(name), "{name}");
         }
-        for name in ["", "a b", "a:1", "a,b", "a\n", "a\u{2003}b", &(long.clone() + "x")] {
+        for name in [
+            "",
+            "a b",
+            "a:1",
+            "a,b",
+            "a\n",
+            "a\u{2003}b",
+            &(long.clone() + "x"),
+        ] {
             assert!(!is_gateway_name(name), "{name:?}");
         }
     }

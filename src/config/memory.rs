@@ -32,7 +32,11 @@ fn memory_limit(total: u64, groups: &str, mounted: &Path) -> u64 {
         // In a container the path may be the host's, and only the root is mounted: it is among the parents.
         Path::new(path)
             .ancestors()
-            .map(|group| folder.join(group.strip_prefix("/").unwrap_or(group)).join(file))
+            .map(|group| {
+                folder
+                    .join(group.strip_prefix("/").unwrap_or(group))
+                    .join(file)
+            })
             .filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok())
             .min()
     };
@@ -45,10 +49,12 @@ mod tests {
 
     #[test]
     fn the_smallest_limit_of_all_groups_counts() {
-        let root = std::env::temp_dir().join(format!("adriaticum-{}", crate::secret::secret_hex::<8>()));
+        let root =
+            std::env::temp_dir().join(format!("adriaticum-{}", crate::secret::secret_hex::<8>()));
         let write = |file: &str, text: &str| {
             let file = root.join(file);
-            fs::create_dir_all(file.parent().expect("a folder")).expect("the folder should be made");
+            fs::create_dir_all(file.parent().expect("a folder"))
+                .expect("the folder should be made");
             fs::write(file, text).expect("the file should be written");
         };
         write("memory.max", "900\n");
@@ -65,7 +71,11 @@ mod tests {
             ("0::/a/b\n", 1000, 500),
             ("0::/a/c\n", 1000, 400),
             ("0::/of/the/host\n", 1000, 900),
-            ("5:cpu,cpuacct:/x/y\n4:memory:/x\n1:name=systemd:/\n", 1000, 800),
+            (
+                "5:cpu,cpuacct:/x/y\n4:memory:/x\n1:name=systemd:/\n",
+                1000,
+                800,
+            ),
             ("4:hugetlb,memory:/x/y\n0::/a\n", 1000, 300),
             ("nonsense", 1000, 1000),
         ] {

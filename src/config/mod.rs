@@ -91,16 +91,18 @@ impl Config {
             .map(Path::to_owned)
             .or(variable.map(PathBuf::from))
             .or_else(|| usual.exists().then(|| usual.to_owned()));
-        let environment = env::vars_os()
-            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+        let environment = env::vars_os().filter_map(|(name, value)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        });
         Self::read(file.as_deref(), environment.collect())
     }
 
     fn read(file: Option<&Path>, environment: Environment) -> Result<Self, ConfigError> {
         let mut settings = Settings::read(file, environment)?;
         let api_hosts = settings.value("api_hosts", api_hosts);
-        let (console_host, console_is_local) = settings
-            .value("console_host", |written| Ok((console_host(written, &api_hosts)?, written.is_default())));
+        let (console_host, console_is_local) = settings.value("console_host", |written| {
+            Ok((console_host(written, &api_hosts)?, written.is_default()))
+        });
         let (database, database_password_file) = database::read(&mut settings);
         let gateway = database::read_gateway(&mut settings, &database);
         let mut config = Self {
@@ -116,7 +118,9 @@ impl Config {
                 .optional("buffer_limit", RawSetting::number)
                 .unwrap_or_else(memory::default_buffer_limit) as usize,
             compatibility: settings.value("compatibility", compatibility),
-            log_level: settings.value("log_level", |written| written.parse(|word| word.parse().ok())),
+            log_level: settings.value("log_level", |written| {
+                written.parse(|word| word.parse().ok())
+            }),
             tls: tls(&mut settings),
             trusted_proxies: settings.value("trusted_proxies", trusted_proxies),
             runtime: runtime::read(&mut settings),
@@ -144,7 +148,11 @@ impl Config {
 
     /// The name of this gateway for people: that of the host if no other gateway can share the database.
     pub fn gateway_name(&self) -> String {
-        if self.gateway.is_empty() { database::host_name() } else { self.gateway.clone() }
+        if self.gateway.is_empty() {
+            database::host_name()
+        } else {
+            self.gateway.clone()
+        }
     }
 
     /// The database as messages name it: a file with its whole path, a URI without its password.
@@ -160,10 +168,15 @@ impl Config {
     pub fn password_command(&self, is_local: bool) -> String {
         let command = "adriaticum console password";
         let is_usual = env::var_os("ADRIATICUM_DATABASE").is_none()
-            && self.file.as_deref().is_some_and(|file| file == Path::new(DEFAULT_FILE));
+            && self
+                .file
+                .as_deref()
+                .is_some_and(|file| file == Path::new(DEFAULT_FILE));
         match (&self.database, &self.file) {
             _ if is_usual || !is_local || !self.console_is_local => command.into(),
-            (Database::Sqlite(path), _) => format!("ADRIATICUM_DATABASE='{}' {command}", absolute(path)),
+            (Database::Sqlite(path), _) => {
+                format!("ADRIATICUM_DATABASE='{}' {command}", absolute(path))
+            }
             (Database::Postgres(_), Some(file)) => {
                 format!("adriaticum --config '{}' console password", absolute(file))
             }
@@ -177,20 +190,35 @@ impl Config {
         let (runtime, search) = (&self.runtime, &self.search);
         let console = |config: &Self| (config.console_host.clone(), config.console_is_local);
         let roots = |config: &Self| config.runtime.ca.as_ref().map(|ca| ca.roots.clone());
-        let patterns =
-            |config: &Self| config.search.patterns.iter().map(Regex::to_string).collect::<Vec<_>>();
+        let patterns = |config: &Self| {
+            config
+                .search
+                .patterns
+                .iter()
+                .map(Regex::to_string)
+                .collect::<Vec<_>>()
+        };
         let differing = [
             ("database", self.database != new.database),
-            ("database_password_file", self.database_password_file != new.database_password_file),
+            (
+                "database_password_file",
+                self.database_password_file != new.database_password_file,
+            ),
             ("gateway", self.gateway != new.gateway),
             ("listen", self.listen != new.listen),
             ("socket_mode", self.socket_mode != new.socket_mode),
             ("api_hosts", self.api_hosts != new.api_hosts),
             ("console_host", console(self) != console(new)),
-            ("trusted_proxies", self.trusted_proxies != new.trusted_proxies),
+            (
+                "trusted_proxies",
+                self.trusted_proxies != new.trusted_proxies,
+            ),
             ("workers", self.workers != new.workers),
             ("queue", self.queue != new.queue),
-            ("max_connections", self.max_connections != new.max_connections),
+            (
+                "max_connections",
+                self.max_connections != new.max_connections,
+            ),
             ("buffer_limit", self.buffer_limit != new.buffer_limit),
             ("compatibility", self.compatibility != new.compatibility),
             ("tls.cert", self.tls.is_some() != new.tls.is_some()),
@@ -204,9 +232,15 @@ impl Config {
             ("search.match", patterns(self) != patterns(new)),
             ("search.timeout", search.timeout != new.search.timeout),
             ("search.results", search.results != new.search.results),
-            ("usage.retention_days", self.retention_days != new.retention_days),
+            (
+                "usage.retention_days",
+                self.retention_days != new.retention_days,
+            ),
         ];
-        differing.into_iter().filter_map(|(name, differs)| differs.then_some(name)).collect()
+        differing
+            .into_iter()
+            .filter_map(|(name, differs)| differs.then_some(name))
+            .collect()
     }
 }
 
@@ -228,19 +262,27 @@ fn listen(written: &RawSetting) -> Result<Address, Problem> {
 fn socket_mode(written: &RawSetting) -> Result<u32, Problem> {
     written.parse(|text| {
         let digits = text.bytes().all(|b| b.is_ascii_digit()).then_some(text)?;
-        u32::from_str_radix(digits, 8).ok().filter(|&mode| mode <= 0o777)
+        u32::from_str_radix(digits, 8)
+            .ok()
+            .filter(|&mode| mode <= 0o777)
     })
 }
 
 fn api_hosts(written: &RawSetting) -> Result<Vec<String>, Problem> {
     let hosts = written.parse_each(host)?;
-    if hosts.is_empty() { Err(written.refuse()) } else { Ok(hosts) }
+    if hosts.is_empty() {
+        Err(written.refuse())
+    } else {
+        Ok(hosts)
+    }
 }
 
 fn console_host(written: &RawSetting, api_hosts: &[String]) -> Result<Option<String>, Problem> {
     written.parse(|text| match text {
         "" => Some(None),
-        text => host(text).filter(|host| written.is_default() || !api_hosts.contains(host)).map(Some),
+        text => host(text)
+            .filter(|host| written.is_default() || !api_hosts.contains(host))
+            .map(Some),
     })
 }
 
@@ -250,16 +292,30 @@ fn trusted_proxies(written: &RawSetting) -> Result<Proxies, Problem> {
 
 /// Normalizes a host name or address as it is in requests: lower case, an IPv6 address without brackets.
 fn host(text: &str) -> Option<String> {
-    let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
-    let is_name = !bare.is_empty() && bare.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));
+    let bare = text
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'))
+        .unwrap_or(text);
+    let is_name = !bare.is_empty()
+        && bare
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));
     (is_name || bare.parse::<std::net::Ipv6Addr>().is_ok()).then(|| bare.to_ascii_lowercase())
 }
 
 fn tls(settings: &mut Settings) -> Option<TlsFiles> {
     let path = |written: &RawSetting| written.text().map(PathBuf::from);
-    let files = match (settings.take_filled("tls.cert"), settings.take_filled("tls.key")) {
+    let files = match (
+        settings.take_filled("tls.cert"),
+        settings.take_filled("tls.key"),
+    ) {
         (None, None) => return None,
-        (Some(cert), Some(key)) => path(&cert).and_then(|cert| Ok(TlsFiles { cert, key: path(&key)? })),
+        (Some(cert), Some(key)) => path(&cert).and_then(|cert| {
+            Ok(TlsFiles {
+                cert,
+                key: path(&key)?,
+            })
+        }),
         (Some(cert), None) => Err(cert.refuse_for("tls.key to be set too")),
         (None, Some(key)) => Err(key.refuse_for("tls.cert to be set too")),
     };
@@ -267,7 +323,10 @@ fn tls(settings: &mut Settings) -> Option<TlsFiles> {
 }
 
 fn absolute(path: &Path) -> String {
-    path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
+    path::absolute(path)
+        .unwrap_or_else(|_| path.to_owned())
+        .display()
+        .to_string()
 }
 
 #[cfg(test)]
@@ -279,17 +338,26 @@ mod tests {
     use crate::secret::Secret;
 
     fn environment(variables: &[(&str, &str)]) -> Result<Config, ConfigError> {
-        let owned = variables.iter().map(|(name, value)| (name.to_string(), value.to_string()));
+        let owned = variables
+            .iter()
+            .map(|(name, value)| (name.to_string(), value.to_string()));
         Config::read(None, owned.collect())
     }
 
     /// Errors are returned without the file's name.
     fn file(text: &str) -> Result<Config, String> {
-        let path = env::temp_dir().join(format!("adriaticum-{}.toml", crate::secret::secret_hex::<8>()));
+        let path = env::temp_dir().join(format!(
+            "adriaticum-{}.toml",
+            crate::secret::secret_hex::<8>()
+        ));
         fs::write(&path, text).expect("the folder for temporary files should take one");
         let config = Config::read(Some(&path), Environment::new());
         fs::remove_file(&path).expect("the file should still be there");
-        config.map_err(|error| error.to_string().replace(&format!("{}:", path.display()), ""))
+        config.map_err(|error| {
+            error
+                .to_string()
+                .replace(&format!("{}:", path.display()), "")
+        })
     }
 
     #[test]
@@ -299,7 +367,10 @@ mod tests {
         assert_eq!(config.socket_mode, 0o660);
         assert_eq!(config.api_hosts, ["localhost", "127.0.0.1", "::1"]);
         assert_eq!(config.console_host.as_deref(), Some("console.localhost"));
-        assert_eq!((config.workers, config.queue, config.max_connections), (16, 64, 4096));
+        assert_eq!(
+            (config.workers, config.queue, config.max_connections),
+            (16, 64, 4096)
+        );
         assert_eq!(config.runtime.timeout, Duration::from_secs(120));
         assert!(config.runtime.urls.is_empty() && config.runtime.api_key.is_none());
     }
@@ -322,11 +393,22 @@ mod tests {
             ("ADRIATICUM_TRUSTED_PROXIES", "unix, 10.0.0.0/8"),
             ("ADRIATICUM_TLS_CERT", "a"),
             ("ADRIATICUM_TLS_KEY", "b"),
-            ("ADRIATICUM_RUNTIME_URL", "http://a/v1/,http://b:1/v1,http://a/v1"),
+            (
+                "ADRIATICUM_RUNTIME_URL",
+                "http://a/v1/,http://b:1/v1,http://a/v1",
+            ),
             ("ADRIATICUM_RUNTIME_TIMEOUT", "9"),
         ])
         .expect("the environment should be good");
-        let debug = |config| format!("{:?}", Config { file: None, ..config });
+        let debug = |config| {
+            format!(
+                "{:?}",
+                Config {
+                    file: None,
+                    ..config
+                }
+            )
+        };
         assert_eq!(debug(written), debug(set.clone()));
         assert_eq!(set.runtime.urls, ["http://a/v1", "http://b:1/v1"]);
         assert_eq!(set.api_hosts, ["api.test", "::1"]);
@@ -340,14 +422,24 @@ mod tests {
         fs::write(&path, "sesame \n").expect("the folder for temporary files should take one");
         let database = |uri: &str| {
             let file = path.display().to_string();
-            environment(&[("ADRIATICUM_DATABASE", uri), ("ADRIATICUM_DATABASE_PASSWORD_FILE", &file)])
+            environment(&[
+                ("ADRIATICUM_DATABASE", uri),
+                ("ADRIATICUM_DATABASE_PASSWORD_FILE", &file),
+            ])
         };
         let config = database("postgresql://user@db.test/").expect("a good URI");
         let Database::Postgres(uri) = &config.database else {
             panic!("it is a URI");
         };
-        assert_eq!(uri.password.as_ref().map(Secret::expose), Some("sesame "), "without the line's end");
-        assert!(!format!("{config:?}").contains("sesame") && !config.database.to_string().contains("sesame"));
+        assert_eq!(
+            uri.password.as_ref().map(Secret::expose),
+            Some("sesame "),
+            "without the line's end"
+        );
+        assert!(
+            !format!("{config:?}").contains("sesame")
+                && !config.database.to_string().contains("sesame")
+        );
         let config = database("some.db").expect("the packaged service always names a file");
         assert_eq!(config.database, Database::Sqlite("some.db".into()));
         fs::remove_file(&path).expect("the file should still be there");
@@ -357,7 +449,8 @@ mod tests {
     #[test]
     fn secrets_are_beside_the_configuration_or_among_the_units_credentials() {
         let folder = |name: &str| {
-            let path = env::temp_dir().join(format!("adriaticum-{}", crate::secret::secret_hex::<8>()));
+            let path =
+                env::temp_dir().join(format!("adriaticum-{}", crate::secret::secret_hex::<8>()));
             fs::create_dir(&path).expect("the folder for temporary files should take one");
             fs::write(path.join("runtime-key"), format!("key-{name}\n")).expect("a file");
             fs::write(path.join("database-password"), format!("word-{name}\n")).expect("a file");
@@ -367,31 +460,56 @@ mod tests {
         let file = beside.join("adriaticum.toml");
         let read = |text: &str, set: &[(&str, &str)]| {
             fs::write(&file, text).expect("a file");
-            let set = set.iter().map(|(name, value)| (name.to_string(), value.to_string()));
-            let config = Config::read(Some(&file), set.collect()).unwrap_or_else(|error| panic!("{error}"));
+            let set = set
+                .iter()
+                .map(|(name, value)| (name.to_string(), value.to_string()));
+            let config =
+                Config::read(Some(&file), set.collect()).unwrap_or_else(|error| panic!("{error}"));
             let password = match &config.database {
-                Database::Postgres(uri) => uri.password.as_ref().map(Secret::expose).unwrap_or_default(),
+                Database::Postgres(uri) => uri
+                    .password
+                    .as_ref()
+                    .map(Secret::expose)
+                    .unwrap_or_default(),
                 Database::Sqlite(_) => "",
             };
-            let key = config.runtime.api_key.as_ref().map(Secret::expose).unwrap_or_default();
+            let key = config
+                .runtime
+                .api_key
+                .as_ref()
+                .map(Secret::expose)
+                .unwrap_or_default();
             format!("{password} {key}")
         };
-        let (unit, other) =
-            (credentials.display().to_string(), credentials.join("runtime-key").display().to_string());
+        let (unit, other) = (
+            credentials.display().to_string(),
+            credentials.join("runtime-key").display().to_string(),
+        );
         let database = "database = 'postgresql://user@db.test/'\n";
         assert_eq!(read(database, &[]), "word-beside key-beside");
-        assert_eq!(read(database, &[("CREDENTIALS_DIRECTORY", &unit)]), "word-unit key-unit");
+        assert_eq!(
+            read(database, &[("CREDENTIALS_DIRECTORY", &unit)]),
+            "word-unit key-unit"
+        );
         assert_eq!(read("", &[]), " key-beside", "SQLite has no password");
-        let named = format!("{database}database_password_file = '{other}'\nruntime.api_key_file = '{other}'");
+        let named = format!(
+            "{database}database_password_file = '{other}'\nruntime.api_key_file = '{other}'"
+        );
         assert_eq!(read(&named, &[]), "key-unit key-unit");
-        assert_eq!(read(&named, &[("ADRIATICUM_RUNTIME_API_KEY_FILE", "")]), "key-unit key-beside");
+        assert_eq!(
+            read(&named, &[("ADRIATICUM_RUNTIME_API_KEY_FILE", "")]),
+            "key-unit key-beside"
+        );
         let set = [
             ("ADRIATICUM_DATABASE", "postgresql://user:mine@db.test/"),
             ("ADRIATICUM_RUNTIME_API_KEY", "mine"),
         ];
         assert_eq!(read(database, &set), "mine mine", "a default comes last");
         let refused = Config::read(None, [("ADRIATICUM_CONFIG".into(), "x".into())].into());
-        assert!(refused.is_ok_and(|config| config.runtime.api_key.is_none()), "no file, no folder");
+        assert!(
+            refused.is_ok_and(|config| config.runtime.api_key.is_none()),
+            "no file, no folder"
+        );
         for folder in [beside, credentials] {
             fs::remove_dir_all(folder).expect("it should go");
         }
@@ -400,17 +518,21 @@ mod tests {
     /// Each case is a configuration, with variables after the lines of the file, and its whole message after `> `.
     #[test]
     fn wrong_configurations_and_their_messages() {
-        let folder = env::temp_dir().join(format!("adriaticum-{}", crate::secret::secret_hex::<8>()));
+        let folder =
+            env::temp_dir().join(format!("adriaticum-{}", crate::secret::secret_hex::<8>()));
         fs::create_dir(&folder).expect("the folder for temporary files should take one");
         let path = folder.join("FILE");
         let mut wrong = Vec::new();
-        let cases: Vec<&str> =
-            include_str!("../../tests/wrong_configurations.txt").trim_end().split("\n\n").collect();
+        let cases: Vec<&str> = include_str!("../../tests/wrong_configurations.txt")
+            .trim_end()
+            .split("\n\n")
+            .collect();
         for case in &cases {
             let (expected, given): (Vec<&str>, Vec<&str>) =
                 case.lines().partition(|line| line.starts_with("> "));
-            let (set, file): (Vec<&str>, Vec<&str>) =
-                given.iter().partition(|line| line.starts_with("ADRIATICUM_"));
+            let (set, file): (Vec<&str>, Vec<&str>) = given
+                .iter()
+                .partition(|line| line.starts_with("ADRIATICUM_"));
             fs::write(&path, file.join("\n")).expect("a file");
             let set = set.iter().filter_map(|line| line.split_once('='));
             let set = set.map(|(name, value)| (name.to_owned(), value.replace("\\n", "\n")));
@@ -426,7 +548,11 @@ mod tests {
         fs::remove_dir_all(&folder).expect("it should go");
         let long = format!("http://a/{}/v1", "v".repeat(2_000));
         assert!(environment(&[("ADRIATICUM_RUNTIME_URL", &long)]).is_err());
-        assert!(wrong.is_empty() && cases.len() >= 35, "other messages:\n{}", wrong.join("\n"));
+        assert!(
+            wrong.is_empty() && cases.len() >= 35,
+            "other messages:\n{}",
+            wrong.join("\n")
+        );
     }
 
     /// Every setting is in the table, or `take` panics; every setting of the table is read, or `finish` panics.
@@ -434,21 +560,32 @@ mod tests {
     fn the_sample_file_has_every_setting_with_its_default() {
         let sample = reference::sample_file();
         let uncomment = |line: &str| match line.strip_prefix('#') {
-            Some(setting) if setting.starts_with(|c: char| c.is_ascii_lowercase()) => format!("{setting}\n"),
+            Some(setting) if setting.starts_with(|c: char| c.is_ascii_lowercase()) => {
+                format!("{setting}\n")
+            }
             _ => format!("{line}\n"),
         };
         let everything: String = sample.lines().map(uncomment).collect();
         assert_eq!(
-            everything.lines().filter(|line| !line.is_empty() && !line.starts_with(['#', '['])).count(),
+            everything
+                .lines()
+                .filter(|line| !line.is_empty() && !line.starts_with(['#', '[']))
+                .count(),
             reference::SETTINGS.len()
         );
         let [packaged, everything] =
             [sample, everything].map(|text| file(&text).unwrap_or_else(|error| panic!("{error}")));
         let defaults = environment(&[]).expect("all defaults should be good");
         assert_eq!(defaults.differences(&packaged), ["database"]);
-        let everything = Config { buffer_limit: defaults.buffer_limit, ..everything };
+        let everything = Config {
+            buffer_limit: defaults.buffer_limit,
+            ..everything
+        };
         // The default host is set here, which is more than the same name by default.
-        assert_eq!(defaults.differences(&everything), ["database", "console_host"]);
+        assert_eq!(
+            defaults.differences(&everything),
+            ["database", "console_host"]
+        );
     }
 
     #[test]
@@ -460,30 +597,62 @@ mod tests {
             ("ADRIATICUM_SEARCH_MATCH", "(?i)price\n\nhow (much|many)"),
         ]);
         let search = config.expect("they are good").search;
-        assert_eq!(search.backend, Some(SearchBackend::SearXng("http://127.0.0.1:8888".into())));
+        assert_eq!(
+            search.backend,
+            Some(SearchBackend::SearXng("http://127.0.0.1:8888".into()))
+        );
         assert_eq!(search.index, Path::new("/var/lib/a/ledger.v2-search.db"));
-        assert_eq!((search.patterns.len(), search.timeout.as_secs(), search.results), (2, 5, 4));
-        let written = file("[search]\nurl = 'index:'\ngrounding = 'auto'\nmatch = ['a', 'b']\nresults = 1");
+        assert_eq!(
+            (
+                search.patterns.len(),
+                search.timeout.as_secs(),
+                search.results
+            ),
+            (2, 5, 4)
+        );
+        let written =
+            file("[search]\nurl = 'index:'\ngrounding = 'auto'\nmatch = ['a', 'b']\nresults = 1");
         let search = written.expect("they are good").search;
-        assert_eq!((search.backend, search.grounding), (Some(SearchBackend::Index), GroundingMode::Auto));
-        let off = environment(&[("ADRIATICUM_SEARCH_URL", "index:")]).expect("off needs nothing").search;
+        assert_eq!(
+            (search.backend, search.grounding),
+            (Some(SearchBackend::Index), GroundingMode::Auto)
+        );
+        let off = environment(&[("ADRIATICUM_SEARCH_URL", "index:")])
+            .expect("off needs nothing")
+            .search;
         assert_eq!(off.grounding, GroundingMode::Off);
     }
 
     #[test]
     fn an_unknown_variable_is_named() {
-        let config = environment(&[("ADRIATICUM_WORKER", "3"), ("ADRIATICUM_CONFIG", "x"), ("OTHER", "y")]);
+        let config = environment(&[
+            ("ADRIATICUM_WORKER", "3"),
+            ("ADRIATICUM_CONFIG", "x"),
+            ("OTHER", "y"),
+        ]);
         let unknown = config.expect("a warning is no error").unknown_variables;
-        assert_eq!(unknown, ["ADRIATICUM_WORKER (did you mean ADRIATICUM_WORKERS?)"]);
+        assert_eq!(
+            unknown,
+            ["ADRIATICUM_WORKER (did you mean ADRIATICUM_WORKERS?)"]
+        );
     }
 
     #[test]
     fn settings_that_need_a_restart_are_named() {
         let with = |set: &[(&str, &str)]| environment(set).expect("good settings");
-        let default = with(&[("ADRIATICUM_WORKERS", "16"), ("ADRIATICUM_RUNTIME_MODEL", "adriaticum")]);
-        assert!(with(&[]).differences(&default).is_empty(), "a default that is written down is no change");
+        let default = with(&[
+            ("ADRIATICUM_WORKERS", "16"),
+            ("ADRIATICUM_RUNTIME_MODEL", "adriaticum"),
+        ]);
+        assert!(
+            with(&[]).differences(&default).is_empty(),
+            "a default that is written down is no change"
+        );
         let tls = |cert| with(&[("ADRIATICUM_TLS_CERT", cert), ("ADRIATICUM_TLS_KEY", "k")]);
-        assert!(tls("a").differences(&tls("b")).is_empty(), "a reload reads the new file");
+        assert!(
+            tls("a").differences(&tls("b")).is_empty(),
+            "a reload reads the new file"
+        );
         let key = |key| with(&[("ADRIATICUM_RUNTIME_API_KEY", key)]);
         assert_eq!(key("a").differences(&key("b")), ["runtime.api_key"]);
         let changed = file(
@@ -496,15 +665,21 @@ mod tests {
         let mut changed = changed.expect("good settings");
         changed.runtime.ca = Some(rustls::RootCertStore::empty());
         let not_named = ["log_level", "tls.key", "runtime.api_key_file"];
-        let names =
-            reference::SETTINGS.iter().map(|setting| setting.name).filter(|name| !not_named.contains(name));
+        let names = reference::SETTINGS
+            .iter()
+            .map(|setting| setting.name)
+            .filter(|name| !not_named.contains(name));
         assert_eq!(with(&[]).differences(&changed), names.collect::<Vec<_>>());
     }
 
     #[test]
     fn a_secret_is_redacted() {
-        let config = environment(&[("ADRIATICUM_RUNTIME_API_KEY", " sesame\n")]).expect("a good key");
-        assert_eq!(config.runtime.api_key.as_ref().map(Secret::expose), Some("sesame"));
+        let config =
+            environment(&[("ADRIATICUM_RUNTIME_API_KEY", " sesame\n")]).expect("a good key");
+        assert_eq!(
+            config.runtime.api_key.as_ref().map(Secret::expose),
+            Some("sesame")
+        );
         assert!(!format!("{config:?}").contains("sesame"));
     }
 
@@ -514,8 +689,11 @@ mod tests {
         let read = |content: &str, key: &str| {
             fs::write(&path, content).expect("the folder for temporary files should take one");
             let file = path.to_str().expect("its path should be text");
-            environment(&[("ADRIATICUM_RUNTIME_API_KEY_FILE", file), ("ADRIATICUM_RUNTIME_API_KEY", key)])
-                .map(|config| config.runtime.api_key.map(|key| key.expose().to_owned()))
+            environment(&[
+                ("ADRIATICUM_RUNTIME_API_KEY_FILE", file),
+                ("ADRIATICUM_RUNTIME_API_KEY", key),
+            ])
+            .map(|config| config.runtime.api_key.map(|key| key.expose().to_owned()))
         };
         assert_eq!(read("\n", ""), Ok(None));
         assert_eq!(read("\n", "sesame"), Ok(Some("sesame".into())));

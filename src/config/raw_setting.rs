@@ -52,11 +52,19 @@ enum Place {
 impl RawSetting {
     pub(super) fn in_variable(setting: &'static Setting, text: String) -> Self {
         let found = format!("{text:?}");
-        Self { setting, value: SettingValue::Text(text), place: Place::Variable, found }
+        Self {
+            setting,
+            value: SettingValue::Text(text),
+            place: Place::Variable,
+            found,
+        }
     }
 
     pub(super) fn by_default(setting: &'static Setting, text: &str) -> Self {
-        Self { place: Place::Default, ..Self::in_variable(setting, text.into()) }
+        Self {
+            place: Place::Default,
+            ..Self::in_variable(setting, text.into())
+        }
     }
 
     pub fn is_default(&self) -> bool {
@@ -87,7 +95,10 @@ impl RawSetting {
         let text = format!("{setting}: expected {accepted}.");
         match &self.place {
             Place::Line(path, line) => problem_in(path, *line, &text),
-            _ => Problem { line: usize::MAX, text },
+            _ => Problem {
+                line: usize::MAX,
+                text,
+            },
         }
     }
 
@@ -113,18 +124,31 @@ impl RawSetting {
     pub fn text(&self) -> Result<&str, Problem> {
         match &self.value {
             SettingValue::Text(text) => Ok(text),
-            _ => Err(self.refuse_for(&format!("a text in quotation marks: {}", self.setting.accepted()))),
+            _ => Err(self.refuse_for(&format!(
+                "a text in quotation marks: {}",
+                self.setting.accepted()
+            ))),
         }
     }
 
     pub fn text_or_default(&self) -> Result<&str, Problem> {
-        self.text().map(|text| if text.is_empty() { self.setting.default_text() } else { text })
+        self.text().map(|text| {
+            if text.is_empty() {
+                self.setting.default_text()
+            } else {
+                text
+            }
+        })
     }
 
     pub fn parse<T>(&self, read: impl FnOnce(&str) -> Option<T>) -> Result<T, Problem> {
         let text = self.text()?;
-        let is_known = !matches!(self.setting.accepted, Accepted::OneOf(words) if !words.contains(&text));
-        is_known.then(|| read(text)).flatten().ok_or_else(|| self.refuse())
+        let is_known =
+            !matches!(self.setting.accepted, Accepted::OneOf(words) if !words.contains(&text));
+        is_known
+            .then(|| read(text))
+            .flatten()
+            .ok_or_else(|| self.refuse())
     }
 
     pub fn parse_each<T>(&self, read: impl Fn(&str) -> Option<T>) -> Result<Vec<T>, Problem> {
@@ -134,24 +158,35 @@ impl RawSetting {
 
     /// Returns several texts: an array or a single text in the file, separated in a variable.
     pub fn texts(&self) -> Result<Vec<&str>, Problem> {
-        let separator = if let Accepted::Lines(_) = self.setting.accepted { '\n' } else { ',' };
+        let separator = if let Accepted::Lines(_) = self.setting.accepted {
+            '\n'
+        } else {
+            ','
+        };
         let texts: Vec<&str> = match &self.value {
             SettingValue::Text(text) if self.file().is_none() => text.split(separator).collect(),
             SettingValue::Text(text) => vec![text],
             SettingValue::Texts(texts) => texts.iter().map(String::as_str).collect(),
             SettingValue::Number(_) | SettingValue::Other => {
                 let accepted = self.setting.accepted();
-                return Err(
-                    self.refuse_for(&format!("a text in quotation marks, or an array of them: {accepted}"))
-                );
+                return Err(self.refuse_for(&format!(
+                    "a text in quotation marks, or an array of them: {accepted}"
+                )));
             }
         };
-        Ok(texts.into_iter().map(str::trim).filter(|text| !text.is_empty()).collect())
+        Ok(texts
+            .into_iter()
+            .map(str::trim)
+            .filter(|text| !text.is_empty())
+            .collect())
     }
 }
 
 fn problem_in(path: &Path, line: usize, text: &str) -> Problem {
-    Problem { line, text: format!("{}:{line}: {text}", path.display()) }
+    Problem {
+        line,
+        text: format!("{}:{line}: {text}", path.display()),
+    }
 }
 
 /// The settings of a file by their names.
@@ -160,9 +195,18 @@ pub(super) type FileSettings = BTreeMap<&'static str, RawSetting>;
 /// Reads the settings of a file, and the problems with names that are unknown. Fails if the file is not TOML.
 pub(super) fn read_file(path: &Path) -> Result<(FileSettings, Vec<Problem>), Vec<Problem>> {
     let text = fs::read_to_string(path).map_err(|error| {
-        vec![Problem { line: 0, text: format!("{}: it can't be read: {error}.", path.display()) }]
+        vec![Problem {
+            line: 0,
+            text: format!("{}: it can't be read: {error}.", path.display()),
+        }]
     })?;
-    let line_at = |place: usize| text.bytes().take(place).filter(|&byte| byte == b'\n').count() + 1;
+    let line_at = |place: usize| {
+        text.bytes()
+            .take(place)
+            .filter(|&byte| byte == b'\n')
+            .count()
+            + 1
+    };
     let (table, errors) = DeTable::parse_recoverable(&text);
     if !errors.is_empty() {
         // Without the line itself, as the error's own text has it: the line may hold a secret.
@@ -170,7 +214,9 @@ pub(super) fn read_file(path: &Path) -> Result<(FileSettings, Vec<Problem>), Vec
             let span = error.span().unwrap_or_default();
             let line = line_at(span.start);
             let message = match error.message() {
-                "duplicate key" => format!("duplicate key: {}", shortened(&text[span], MAX_REPEATED)),
+                "duplicate key" => {
+                    format!("duplicate key: {}", shortened(&text[span], MAX_REPEATED))
+                }
                 message => message.into(),
             };
             problem_in(path, line, &format!("it is not valid TOML: {message}."))
@@ -181,11 +227,25 @@ pub(super) fn read_file(path: &Path) -> Result<(FileSettings, Vec<Problem>), Vec
     let mut add = |name: &str, key: &Spanned<_>, value: &Spanned<DeValue>| {
         let line = line_at(key.span().start);
         if let Some(setting) = reference::find(name) {
-            let (place, found) = (Place::Line(path.to_owned(), line), text[value.span()].to_owned());
-            settings
-                .insert(setting.name, RawSetting { setting, value: value_of(value.get_ref()), place, found });
+            let (place, found) = (
+                Place::Line(path.to_owned(), line),
+                text[value.span()].to_owned(),
+            );
+            settings.insert(
+                setting.name,
+                RawSetting {
+                    setting,
+                    value: value_of(value.get_ref()),
+                    place,
+                    found,
+                },
+            );
         } else if reference::is_table(name) {
-            problems.push(problem_in(path, line, &format!("{name}: expected a table: [{name}].")));
+            problems.push(problem_in(
+                path,
+                line,
+                &format!("{name}: expected a table: [{name}]."),
+            ));
         } else {
             let shown = shortened(name, MAX_REPEATED);
             let message = format!("{shown}: there is no such setting. {}", advice(name));
@@ -196,7 +256,11 @@ pub(super) fn read_file(path: &Path) -> Result<(FileSettings, Vec<Problem>), Vec
         match value.get_ref() {
             DeValue::Table(members) if reference::is_table(key.get_ref()) => {
                 for (member, value) in members {
-                    add(&format!("{}.{}", key.get_ref(), member.get_ref()), member, value);
+                    add(
+                        &format!("{}.{}", key.get_ref(), member.get_ref()),
+                        member,
+                        value,
+                    );
                 }
             }
             _ => add(key.get_ref(), key, value),
@@ -209,10 +273,14 @@ fn value_of(value: &DeValue) -> SettingValue {
     let text = |value: &Spanned<DeValue>| value.get_ref().as_str().map(str::to_owned);
     let found = match value {
         DeValue::String(text) => Some(SettingValue::Text(text.to_string())),
-        DeValue::Integer(number) => {
-            u64::from_str_radix(number.as_str(), number.radix()).ok().map(SettingValue::Number)
-        }
-        DeValue::Array(array) => array.iter().map(text).collect::<Option<_>>().map(SettingValue::Texts),
+        DeValue::Integer(number) => u64::from_str_radix(number.as_str(), number.radix())
+            .ok()
+            .map(SettingValue::Number),
+        DeValue::Array(array) => array
+            .iter()
+            .map(text)
+            .collect::<Option<_>>()
+            .map(SettingValue::Texts),
         _ => None,
     };
     found.unwrap_or(SettingValue::Other)
@@ -221,9 +289,15 @@ fn value_of(value: &DeValue) -> SettingValue {
 /// Suggests the setting that an unknown name probably means: a similar name in the same table, or the same in another.
 fn advice(name: &str) -> String {
     let (table, last) = name.split_at(name.rfind('.').map_or(0, |dot| dot + 1));
-    let in_table = SETTINGS.iter().filter_map(|known| known.name.strip_prefix(table));
+    let in_table = SETTINGS
+        .iter()
+        .filter_map(|known| known.name.strip_prefix(table));
     let in_table = in_table.chain(reference::tables().filter(|_| table.is_empty()));
-    let elsewhere = || SETTINGS.iter().find(|known| known.name.rsplit('.').next() == Some(last));
+    let elsewhere = || {
+        SETTINGS
+            .iter()
+            .find(|known| known.name.rsplit('.').next() == Some(last))
+    };
     let meant = nearest(last, in_table).map(|meant| format!("{table}{meant}"));
     match meant.or_else(|| elsewhere().map(|known| known.name.into())) {
         Some(meant) => format!("Did you mean {meant}?"),

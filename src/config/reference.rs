@@ -47,7 +47,13 @@ const fn setting(
     summary: &'static str,
     details: &'static str,
 ) -> Setting {
-    Setting { name, default, accepted, summary, details }
+    Setting {
+        name,
+        default,
+        accepted,
+        summary,
+        details,
+    }
 }
 
 #[rustfmt::skip]
@@ -138,7 +144,10 @@ pub fn is_table(name: &str) -> bool {
 }
 
 pub fn tables() -> impl Iterator<Item = &'static str> {
-    SETTINGS.iter().map(Setting::table).filter(|table| !table.is_empty())
+    SETTINGS
+        .iter()
+        .map(Setting::table)
+        .filter(|table| !table.is_empty())
 }
 
 impl Setting {
@@ -155,7 +164,11 @@ impl Setting {
         match &self.accepted {
             Number(range, unit) => {
                 let of = if unit.is_empty() { "" } else { " of " };
-                format!("a whole number{of}{unit} from {} to {}", range.start(), range.end())
+                format!(
+                    "a whole number{of}{unit} from {} to {}",
+                    range.start(),
+                    range.end()
+                )
             }
             OneOf(words) => format!("one of {}", words.join(", ")),
             Text(phrase) | List(phrase) | Lines(phrase) => (*phrase).into(),
@@ -191,7 +204,12 @@ impl Setting {
             Number(..) => text.into(),
             OneOf(_) | Text(_) => format!("{text:?}"),
             List(_) | Lines(_) => {
-                format!("{:?}", text.split(',').filter(|text| !text.is_empty()).collect::<Vec<_>>())
+                format!(
+                    "{:?}",
+                    text.split(',')
+                        .filter(|text| !text.is_empty())
+                        .collect::<Vec<_>>()
+                )
             }
         }
     }
@@ -222,9 +240,15 @@ pub fn sample_file() -> String {
             _ => ("#", value),
         };
         let name = setting.name.rsplit('.').next().unwrap_or_default();
-        let description = commented(&format!("{} {} {default}", setting.summary, setting.details));
+        let description = commented(&format!(
+            "{} {} {default}",
+            setting.summary, setting.details
+        ));
         let accepted = commented(&format!("Accepted: {}.", setting.accepted()));
-        file += &format!("\n{description}{accepted}{mark}{name} = {}\n", setting.toml(value));
+        file += &format!(
+            "\n{description}{accepted}{mark}{name} = {}\n",
+            setting.toml(value)
+        );
     }
     file
 }
@@ -245,7 +269,8 @@ fn commented(text: &str) -> String {
 
 /// The table of docs/configuration.md.
 pub fn markdown_table() -> String {
-    let mut table = String::from("| setting | environment | default | accepted | |\n|---|---|---|---|---|\n");
+    let mut table =
+        String::from("| setting | environment | default | accepted | |\n|---|---|---|---|---|\n");
     for setting in &SETTINGS {
         table += &format!(
             "| `{}` | `{}`{} | {} | {} | {} |\n",
@@ -286,10 +311,20 @@ pub fn manual_page() -> String {
 /// Escapes a line of text; code becomes bold.
 fn roff(text: &str) -> String {
     let plain = text.replace('\\', "\\e").replace('-', "\\-");
-    let fonts = ["", "\\fB", "\\fR"].into_iter().chain(["\\fB", "\\fR"].into_iter().cycle());
-    let line: String = plain.split('`').zip(fonts).flat_map(|(part, font)| [font, part]).collect();
+    let fonts = ["", "\\fB", "\\fR"]
+        .into_iter()
+        .chain(["\\fB", "\\fR"].into_iter().cycle());
+    let line: String = plain
+        .split('`')
+        .zip(fonts)
+        .flat_map(|(part, font)| [font, part])
+        .collect();
     // A dot or an apostrophe would begin a command.
-    if line.starts_with(['.', '\'']) { format!("\\&{line}") } else { line }
+    if line.starts_with(['.', '\'']) {
+        format!("\\&{line}")
+    } else {
+        line
+    }
 }
 
 const MANUAL_START: &str = r#".TH ADRIATICUM.TOML 5 "" "Adriaticum" "File Formats"
@@ -353,14 +388,22 @@ mod tests {
     fn the_documentation_has_the_table() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/configuration.md");
         let page = fs::read_to_string(path).expect("the page should exist");
-        let (begin, end) = ("<!-- begin of the settings -->\n", "<!-- end of the settings -->");
-        let (before, rest) = page.split_once(begin).expect("the table should have a begin");
+        let (begin, end) = (
+            "<!-- begin of the settings -->\n",
+            "<!-- end of the settings -->",
+        );
+        let (before, rest) = page
+            .split_once(begin)
+            .expect("the table should have a begin");
         let (_, after) = rest.split_once(end).expect("the table should have an end");
         let expected = format!("{before}{begin}{}{end}{after}", markdown_table());
         if env::var_os("UPDATE_DOCS").is_some() {
             fs::write(path, &expected).expect("the page should be written");
         } else {
-            assert!(page == expected, "run `UPDATE_DOCS=1 cargo test --lib config::` to rewrite {path}");
+            assert!(
+                page == expected,
+                "run `UPDATE_DOCS=1 cargo test --lib config::` to rewrite {path}"
+            );
         }
     }
 
@@ -375,6 +418,9 @@ mod tests {
             !line.starts_with('.') || known.iter().any(|macro_name| line.starts_with(macro_name))
         };
         assert_eq!(page.lines().find(|line| !is_good(line)), None);
-        assert_eq!(page.lines().filter(|line| *line == ".TP").count(), SETTINGS.len());
+        assert_eq!(
+            page.lines().filter(|line| *line == ".TP").count(),
+            SETTINGS.len()
+        );
     }
 }

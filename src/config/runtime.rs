@@ -36,7 +36,9 @@ pub(super) fn read(settings: &mut Settings) -> RuntimeConfig {
     let address = |url: &str| base_address(url).filter(|url| url.ends_with("/v1"));
     let mut config = RuntimeConfig {
         urls: settings.value("runtime.url", |written| written.parse_each(address)),
-        model: settings.value("runtime.model", |written| written.text_or_default().map(String::from)),
+        model: settings.value("runtime.model", |written| {
+            written.text_or_default().map(String::from)
+        }),
         api_key: api_key(settings),
         ca: settings.value("runtime.ca", ca),
         timeout: Duration::from_secs(settings.value("runtime.timeout", RawSetting::number)),
@@ -51,13 +53,17 @@ pub(super) fn read(settings: &mut Settings) -> RuntimeConfig {
 fn ca(written: &RawSetting) -> Result<Option<RootCertStore>, Problem> {
     match written.text()? {
         "" => Ok(None),
-        path => roots::read(Path::new(path)).map(Some).map_err(|error| written.refuse_because(error)),
+        path => roots::read(Path::new(path))
+            .map(Some)
+            .map_err(|error| written.refuse_because(error)),
     }
 }
 
 /// Returns a base address without a slash at its end; `None` if it is not one.
 pub(super) fn base_address(url: &str) -> Option<String> {
-    let rest = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"))?;
+    let rest = url
+        .strip_prefix("http://")
+        .or_else(|| url.strip_prefix("https://"))?;
     let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
     let (host, port) = split_authority(authority)?;
     let port_is_good = port.is_empty() || port.parse::<u16>().is_ok();
@@ -69,16 +75,24 @@ pub(super) fn base_address(url: &str) -> Option<String> {
 
 fn api_key(settings: &mut Settings) -> Option<Secret> {
     let set = settings.take("runtime.api_key");
-    let key = set.as_ref().and_then(|set| settings.accept(secret(set, set.text().map(str::to_owned)))?);
+    let key = set
+        .as_ref()
+        .and_then(|set| settings.accept(secret(set, set.text().map(str::to_owned)))?);
     let file = settings.take_file("runtime.api_key_file", KEY_FILE, key.is_none());
-    let in_file = file.as_ref().and_then(|file| settings.accept(secret(file, read_key_file(file)))?);
+    let in_file = file
+        .as_ref()
+        .and_then(|file| settings.accept(secret(file, read_key_file(file)))?);
     if key.is_some() {
-        settings.secret_files.extend(set.and_then(|set| set.file().map(PathBuf::from)));
+        settings
+            .secret_files
+            .extend(set.and_then(|set| set.file().map(PathBuf::from)));
     }
     if let Some(file) = file {
         settings.secret_files.extend(file.text().map(PathBuf::from));
         if key.is_some() && in_file.is_some() {
-            settings.problems.push(file.refuse_for("no file, because runtime.api_key is set too"));
+            settings
+                .problems
+                .push(file.refuse_for("no file, because runtime.api_key is set too"));
         }
     }
     // The packaged service always has a file, which is empty if the runtime needs no key.

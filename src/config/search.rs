@@ -55,8 +55,9 @@ pub(super) fn read(settings: &mut Settings, database: &Database) -> SearchConfig
     let patterns = settings.value("search.match", patterns);
     let has_backend = backend.is_some() || settings.wrong.contains(&"search.url");
     let has_patterns = !patterns.is_empty() || settings.wrong.contains(&"search.match");
-    let grounding =
-        settings.value("search.grounding", |written| grounding(written, has_backend, has_patterns));
+    let grounding = settings.value("search.grounding", |written| {
+        grounding(written, has_backend, has_patterns)
+    });
     SearchConfig {
         backend,
         // Each gateway has an index of its own.
@@ -77,7 +78,11 @@ fn backend(written: &RawSetting) -> Result<Option<SearchBackend>, Problem> {
 }
 
 /// Refuses a mode without the settings that it needs: a service that could not ask Search would refuse every request.
-fn grounding(written: &RawSetting, has_backend: bool, has_patterns: bool) -> Result<GroundingMode, Problem> {
+fn grounding(
+    written: &RawSetting,
+    has_backend: bool,
+    has_patterns: bool,
+) -> Result<GroundingMode, Problem> {
     let mode = written.parse(|word| match word {
         "off" => Some(GroundingMode::Off),
         "always" => Some(GroundingMode::Always),
@@ -98,7 +103,8 @@ fn grounding(written: &RawSetting, has_backend: bool, has_patterns: bool) -> Res
 
 fn patterns(written: &RawSetting) -> Result<Vec<Regex>, Problem> {
     let pattern = |(number, text): (usize, &str)| {
-        Regex::new(text).map_err(|error| written.refuse_because(format!("number {number}: {error}")))
+        Regex::new(text)
+            .map_err(|error| written.refuse_because(format!("number {number}: {error}")))
     };
     (1..).zip(written.texts()?).map(pattern).collect()
 }

@@ -23,7 +23,9 @@ impl fmt::Display for ConfigError {
             return f.write_str(&problem.text);
         }
         write!(f, "the configuration has {} problems:", self.0.len())?;
-        self.0.iter().try_for_each(|problem| write!(f, "\n  {}", problem.text))
+        self.0
+            .iter()
+            .try_for_each(|problem| write!(f, "\n  {}", problem.text))
     }
 }
 
@@ -54,12 +56,24 @@ pub struct Settings {
 impl Settings {
     pub fn read(path: Option<&Path>, mut environment: Environment) -> Result<Self, ConfigError> {
         // The folder where systemd puts the unit's secrets (LoadCredential=). Commands find them beside the configuration.
-        let credentials = environment.remove("CREDENTIALS_DIRECTORY").map(PathBuf::from);
+        let credentials = environment
+            .remove("CREDENTIALS_DIRECTORY")
+            .map(PathBuf::from);
         // It names the file.
         environment.remove("ADRIATICUM_CONFIG");
-        let (file, problems) = path.map(read_file).transpose().map_err(ConfigError::new)?.unwrap_or_default();
+        let (file, problems) = path
+            .map(read_file)
+            .transpose()
+            .map_err(ConfigError::new)?
+            .unwrap_or_default();
         let secrets = credentials.or_else(|| Some(path?.parent()?.to_owned()));
-        Ok(Self { file, environment, problems, secrets, ..Self::default() })
+        Ok(Self {
+            file,
+            environment,
+            problems,
+            secrets,
+            ..Self::default()
+        })
     }
 
     /// Takes a setting, from the environment first.
@@ -67,17 +81,24 @@ impl Settings {
         let setting = setting(name);
         let in_file = self.file.remove(name);
         let set = self.environment.remove(&setting.variable());
-        set.map(|text| RawSetting::in_variable(setting, text)).or(in_file)
+        set.map(|text| RawSetting::in_variable(setting, text))
+            .or(in_file)
     }
 
     /// Takes a setting whose empty text means that it is not set.
     pub fn take_filled(&mut self, name: &'static str) -> Option<RawSetting> {
-        self.take(name).filter(|written| !written.text().is_ok_and(str::is_empty))
+        self.take(name)
+            .filter(|written| !written.text().is_ok_and(str::is_empty))
     }
 
     /// Takes the setting of a file with a secret. If it is not set and `or_default`, takes the file with this name among the
     /// service's secrets. A file that this user may not read counts as missing: many commands do not need it.
-    pub fn take_file(&mut self, name: &'static str, file: &str, or_default: bool) -> Option<RawSetting> {
+    pub fn take_file(
+        &mut self,
+        name: &'static str,
+        file: &str,
+        or_default: bool,
+    ) -> Option<RawSetting> {
         let set = self.take_filled(name);
         if set.is_some() || !or_default {
             return set;
@@ -87,7 +108,8 @@ impl Settings {
             Ok(_) => Some(RawSetting::by_default(setting(name), path.to_str()?)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => {
-                self.unread_files.push((name, format!("{} can't be read: {error}", path.display())));
+                self.unread_files
+                    .push((name, format!("{} can't be read: {error}", path.display())));
                 None
             }
         }
@@ -108,7 +130,11 @@ impl Settings {
     }
 
     /// Takes a setting and reads its value. Reads the default if it is not set or wrong.
-    pub fn value<T>(&mut self, name: &'static str, read: impl Fn(&RawSetting) -> Result<T, Problem>) -> T {
+    pub fn value<T>(
+        &mut self,
+        name: &'static str,
+        read: impl Fn(&RawSetting) -> Result<T, Problem>,
+    ) -> T {
         self.optional(name, &read).unwrap_or_else(|| {
             let default = RawSetting::by_default(setting(name), setting(name).default_text());
             read(&default).unwrap_or_else(|problem| panic!("wrong default: {}", problem.text))
@@ -123,15 +149,28 @@ impl Settings {
     /// Refuses the configuration if there is a problem. Returns the unknown variables, each with the name that was probably
     /// meant.
     pub fn finish(self) -> Result<Vec<String>, ConfigError> {
-        debug_assert!(self.file.is_empty(), "settings that are not read: {:?}", self.file.keys());
+        debug_assert!(
+            self.file.is_empty(),
+            "settings that are not read: {:?}",
+            self.file.keys()
+        );
         if !self.problems.is_empty() {
             return Err(ConfigError::new(self.problems));
         }
-        let known: Vec<String> =
-            SETTINGS.iter().map(Setting::variable).chain([format!("{PREFIX}CONFIG")]).collect();
-        let unknown = self.environment.keys().filter_map(|name| name.strip_prefix(PREFIX));
+        let known: Vec<String> = SETTINGS
+            .iter()
+            .map(Setting::variable)
+            .chain([format!("{PREFIX}CONFIG")])
+            .collect();
+        let unknown = self
+            .environment
+            .keys()
+            .filter_map(|name| name.strip_prefix(PREFIX));
         let named = unknown.map(|name| {
-            let meant = nearest(name, known.iter().filter_map(|known| known.strip_prefix(PREFIX)));
+            let meant = nearest(
+                name,
+                known.iter().filter_map(|known| known.strip_prefix(PREFIX)),
+            );
             let meant = meant.map(|meant| format!(" (did you mean {PREFIX}{meant}?)"));
             format!("{PREFIX}{name}{}", meant.unwrap_or_default())
         });

@@ -21,13 +21,24 @@ const SUBJECTS: [(Option<AuditSubject>, &str); 4] = [
 pub fn page(operator: &Operator) -> PageResult {
     let query = &operator.request.query;
     let before = Some(query.get("before")).filter(|id| has_shape(id, "audit_", 32));
-    let about = AuditSubject::ALL.into_iter().find(|subject| subject.as_str() == query.get("about"));
+    let about = AuditSubject::ALL
+        .into_iter()
+        .find(|subject| subject.as_str() == query.get("about"));
     // With one row more than a page has, it is known whether there is another page.
-    let mut rows = operator.console.store.newest_audit(about, before, ROWS_PER_PAGE as i64 + 1)?;
+    let mut rows = operator
+        .console
+        .store
+        .newest_audit(about, before, ROWS_PER_PAGE as i64 + 1)?;
     let has_more = rows.len() > ROWS_PER_PAGE;
     rows.truncate(ROWS_PER_PAGE);
     let address = |about: Option<AuditSubject>, before: &str| {
-        link("/audit", [("about", about.map_or("", AuditSubject::as_str)), ("before", before)])
+        link(
+            "/audit",
+            [
+                ("about", about.map_or("", AuditSubject::as_str)),
+                ("before", before),
+            ],
+        )
     };
     let newest = before.map(|_| ("← Newest", address(about, "")));
     let earlier = rows.last().filter(|_| has_more);

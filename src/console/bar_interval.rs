@@ -43,7 +43,8 @@ impl BarInterval {
     /// covers. The range may cut the first and the last.
     pub fn fitting(range: Range, span: Span) -> (Self, Vec<Range>) {
         let is_long = |interval: Self| !matches!(interval, Self::Seconds(s) if s < span.seconds());
-        let fits = |(interval, most): (Self, usize)| Some((interval, interval.divide(range, most)?));
+        let fits =
+            |(interval, most): (Self, usize)| Some((interval, interval.divide(range, most)?));
         Self::ALL
             .into_iter()
             .filter(|(interval, _)| is_long(*interval))
@@ -53,7 +54,8 @@ impl BarInterval {
 
     /// The start of the next interval after a time.
     fn next(self, time: i64) -> i64 {
-        let after = |first: i64, length: i64| ((time - first).div_euclid(length) + 1) * length + first;
+        let after =
+            |first: i64, length: i64| ((time - first).div_euclid(length) + 1) * length + first;
         let next_year = || {
             let year = OffsetDateTime::from_unix_timestamp(time).ok()?.year() + 1;
             let date = Date::from_calendar_date(year, Month::January, 1).ok()?;

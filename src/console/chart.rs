@@ -55,7 +55,9 @@ impl Chart {
         let scale = Scale::to(self.highest(bars));
         let (width, steps) = (bars * PLACE, scale.steps);
         let height = |step: u32| HEIGHT * f64::from(step) / f64::from(steps);
-        let grid: String = (0..=steps).map(|step| format!("M0 {:.0}h{width}", height(step))).collect();
+        let grid: String = (0..=steps)
+            .map(|step| format!("M0 {:.0}h{width}", height(step)))
+            .collect();
         let mut below = vec![0.0; bars];
         let mut labelled = 0;
         html! {
@@ -90,7 +92,12 @@ impl Chart {
     }
 
     fn highest(&self, bars: usize) -> f64 {
-        let sum = |bar: usize| self.series.iter().map(|series| series.values[bar].unwrap_or(0) as f64).sum();
+        let sum = |bar: usize| {
+            self.series
+                .iter()
+                .map(|series| series.values[bar].unwrap_or(0) as f64)
+                .sum()
+        };
         (0..bars).map(sum).fold(0.0, f64::max)
     }
 }
@@ -140,7 +147,12 @@ fn stacked(values: &[Option<i64>], below: &mut [f64], top: f64) -> String {
         below[bar] += value as f64 / top * HEIGHT;
         // Hundredths, without zeros at the end: the chart of an hour may have 300 segments.
         let y = |height: f64| ((HEIGHT - height) * 100.0).round() / 100.0;
-        path += &format!("M{x} {}V{}h{FILLED}V{}z", y(bottom), y(below[bar]), y(bottom));
+        path += &format!(
+            "M{x} {}V{}h{FILLED}V{}z",
+            y(bottom),
+            y(below[bar]),
+            y(bottom)
+        );
     }
     path
 }
@@ -162,7 +174,10 @@ impl Scale {
             for step in [1.0, 2.0, 5.0] {
                 let steps = (most / (step * ten)).ceil().max(1.0);
                 if steps <= 5.0 {
-                    return Self { top: steps * step * ten, steps: steps as u32 };
+                    return Self {
+                        top: steps * step * ten,
+                        steps: steps as u32,
+                    };
                 }
             }
             ten *= 10.0;
@@ -178,7 +193,10 @@ impl Scale {
 /// A number at an axis: three figures at most, and a letter.
 fn short(number: f64) -> String {
     let units = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
-    let (unit, letter) = units.into_iter().find(|(unit, _)| number >= *unit).unwrap_or((1.0, ""));
+    let (unit, letter) = units
+        .into_iter()
+        .find(|(unit, _)| number >= *unit)
+        .unwrap_or((1.0, ""));
     let text = format!("{:.1}", number / unit);
     format!("{}{letter}", text.strip_suffix(".0").unwrap_or(&text))
 }
@@ -206,7 +224,10 @@ mod tests {
         for most in [f64::NAN, f64::INFINITY, -1.0] {
             assert_eq!(Scale::to(most).steps, 1);
         }
-        assert_eq!([0.0, 15.0, 1_500.0, 250_000.0, 2e6].map(short), ["0", "15", "1.5k", "250k", "2M"]);
+        assert_eq!(
+            [0.0, 15.0, 1_500.0, 250_000.0, 2e6].map(short),
+            ["0", "15", "1.5k", "250k", "2M"]
+        );
     }
 
     #[test]
@@ -215,7 +236,11 @@ mod tests {
         let chart = Chart {
             title: "Tokens",
             summary: hostile.into(),
-            series: vec![Series { name: hostile.into(), class: "k0".into(), values: vec![Some(1), None] }],
+            series: vec![Series {
+                name: hostile.into(),
+                class: "k0".into(),
+                values: vec![Some(1), None],
+            }],
         };
         let axis = Axis {
             labels: vec![hostile.into(); 2],

@@ -24,7 +24,10 @@ pub struct CheckRun {
 
 impl CheckRunner {
     pub fn new() -> Self {
-        Self { thread: ThreadPool::with_name("checks".into(), 1), latest: Arc::default() }
+        Self {
+            thread: ThreadPool::with_name("checks".into(), 1),
+            latest: Arc::default(),
+        }
     }
 
     pub fn latest(&self) -> Option<Arc<CheckRun>> {
@@ -34,15 +37,20 @@ impl CheckRunner {
     /// Starts the checks if the results are older than `max_age`.
     pub fn start(&self, console: &Console, max_age: Duration) {
         let latest = lock(&self.latest);
-        let is_fresh = latest.as_ref().is_some_and(|run| run.at.elapsed() < max_age);
+        let is_fresh = latest
+            .as_ref()
+            .is_some_and(|run| run.at.elapsed() < max_age);
         if !is_fresh && !self.are_running() {
             // The thread holds the store only while the checks run: it must not be the last owner when the service ends.
             let (config, store) = (Arc::clone(&console.config), Arc::clone(&console.store));
             let results = Arc::clone(&self.latest);
             self.thread.execute(move || {
                 let findings = checks::check_running_service(&config, &store);
-                *lock(&results) =
-                    Some(Arc::new(CheckRun { findings, time: when::now(), at: Instant::now() }));
+                *lock(&results) = Some(Arc::new(CheckRun {
+                    findings,
+                    time: when::now(),
+                    at: Instant::now(),
+                }));
             });
         }
     }

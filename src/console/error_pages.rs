@@ -41,11 +41,19 @@ pub fn error(operator: Option<&Operator>, peer: Option<IpAddr>, error: &PageErro
     let reason;
     let (status, title, text, retry_after) = match error {
         PageError::NotFound => (404, "Page not found", "Check the address.", None),
-        PageError::WhichKey => {
-            (404, "Which key?", "None, or more than one, matches the filter. Give the key’s id.", None)
-        }
+        PageError::WhichKey => (
+            404,
+            "Which key?",
+            "None, or more than one, matches the filter. Give the key’s id.",
+            None,
+        ),
         PageError::Method => (405, "Not possible here", "Nothing was changed.", None),
-        PageError::TooLarge => (413, "The form is too large", "It has more than 16 KiB.", None),
+        PageError::TooLarge => (
+            413,
+            "The form is too large",
+            "It has more than 16 KiB.",
+            None,
+        ),
         PageError::Stale => {
             let text = "You have signed in again since it was loaded. Nothing was changed.";
             (403, "The form was too old", text, None)
@@ -55,9 +63,12 @@ pub fn error(operator: Option<&Operator>, peer: Option<IpAddr>, error: &PageErro
                         operator of that site.";
             (403, "The form came from elsewhere", text, None)
         }
-        PageError::Wait(time) => {
-            (429, "Too many requests", "Try again in a moment.", Some(time.as_secs().max(1)))
-        }
+        PageError::Wait(time) => (
+            429,
+            "Too many requests",
+            "Try again in a moment.",
+            Some(time.as_secs().max(1)),
+        ),
         PageError::Busy => {
             let text = "Try again in a moment. Completions are not affected.";
             (503, "The console is busy", text, Some(1))
@@ -76,7 +87,8 @@ pub fn error(operator: Option<&Operator>, peer: Option<IpAddr>, error: &PageErro
             if logging::allow_stranger(error.cause(), peer) {
                 log::error!("console: {error}");
             }
-            let text = "It can’t be read or written at the moment. The service’s log has the reason.";
+            let text =
+                "It can’t be read or written at the moment. The service’s log has the reason.";
             (503, "The database does not answer", text, Some(5))
         }
     };

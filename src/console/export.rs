@@ -51,12 +51,21 @@ const BYTE_ORDER_MARK: &str = "\u{feff}";
 pub fn rows(operator: &Operator, is_json: bool) -> PageResult {
     let (extension, opening) = match is_json {
         true => ("json", "[".into()),
-        false => ("csv", BYTE_ORDER_MARK.to_owned() + &LedgerRow::csv_heading()),
+        false => (
+            "csv",
+            BYTE_ORDER_MARK.to_owned() + &LedgerRow::csv_heading(),
+        ),
     };
     let store = &operator.console.store;
     let view = UsageView::of(operator)?.with_key(store, &store.list_keys()?)?;
     let pieces = row_pieces(Arc::clone(store), view.row_filter(), is_json);
-    start(operator, &view, &format!("usage.{extension}"), opening, pieces)
+    start(
+        operator,
+        &view,
+        &format!("usage.{extension}"),
+        opening,
+        pieces,
+    )
 }
 
 /// Makes the pieces of the export, one at each call.
@@ -66,10 +75,12 @@ fn row_pieces(store: Arc<Store>, filter: RowFilter, is_json: bool) -> impl FnMut
         if is_done {
             return Ok(None);
         }
-        let listing = store.oldest(&filter, after.as_deref(), ROWS_PER_PIECE).map_err(|error| {
-            log::error!("console, export: {error}");
-            Broken
-        })?;
+        let listing = store
+            .oldest(&filter, after.as_deref(), ROWS_PER_PIECE)
+            .map_err(|error| {
+                log::error!("console, export: {error}");
+                Broken
+            })?;
         let mut piece = String::new();
         for row in &listing.rows {
             if is_json {
@@ -108,10 +119,12 @@ pub fn totals(operator: &Operator) -> PageResult {
         }
         let day = Span::Day.seconds();
         next = ((since.div_euclid(day) + 1) * day).min(until);
-        day_lines(&store, &asked, &names, Range { since, until: next }).map(Some).map_err(|error| {
-            log::error!("console, totals: {error}");
-            Broken
-        })
+        day_lines(&store, &asked, &names, Range { since, until: next })
+            .map(Some)
+            .map_err(|error| {
+                log::error!("console, totals: {error}");
+                Broken
+            })
     })
 }
 
@@ -124,7 +137,10 @@ fn day_lines(
 ) -> Result<String, StoreError> {
     let mut by_key: BTreeMap<String, Sums> = BTreeMap::new();
     store.figures(Span::Day, day, view.filter(), |row| {
-        if view.matching().includes(row.status, row.error_code.as_deref()) {
+        if view
+            .matching()
+            .includes(row.status, row.error_code.as_deref())
+        {
             by_key.entry(row.key_id).or_default().add(&row.sums);
         }
     })?;
@@ -132,7 +148,13 @@ fn day_lines(
     let line = |(id, sums): (String, Sums)| {
         let name = names.get(&id).cloned().unwrap_or_default();
         let named = [date.clone(), id, name];
-        csv_line(&[&named[..], &cells(&sums, TOTALS_COLUMNS.into_iter().skip(named.len()))].concat())
+        csv_line(
+            &[
+                &named[..],
+                &cells(&sums, TOTALS_COLUMNS.into_iter().skip(named.len())),
+            ]
+            .concat(),
+        )
     };
     Ok(by_key.into_iter().map(line).collect())
 }
@@ -157,14 +179,24 @@ fn start(
     if Arc::strong_count(&permit) > 1 + MAX_EXPORTS {
         return Err(PageError::Wait(Duration::from_secs(10)));
     }
-    let (name, extension) = file.split_once('.').expect("a file's name with its extension");
-    let content_type = if extension == "json" { "application/json" } else { "text/csv; charset=utf-8" };
+    let (name, extension) = file
+        .split_once('.')
+        .expect("a file's name with its extension");
+    let content_type = if extension == "json" {
+        "application/json"
+    } else {
+        "text/csv; charset=utf-8"
+    };
     let [from, to] = view.dates().map(|time| time.replace(':', ""));
-    let mut response = layout::headers(Response::new(200, content_type, opening.into_bytes())).with(
-        "content-disposition",
-        format!("attachment; filename=\"adriaticum-{name}-{from}-to-{to}.{extension}\""),
-    );
-    response.rest = Some(Box::new(Download { next_piece, _permit: permit }));
+    let mut response = layout::headers(Response::new(200, content_type, opening.into_bytes()))
+        .with(
+            "content-disposition",
+            format!("attachment; filename=\"adriaticum-{name}-{from}-to-{to}.{extension}\""),
+        );
+    response.rest = Some(Box::new(Download {
+        next_piece,
+        _permit: permit,
+    }));
     Ok(response)
 }
 
@@ -186,7 +218,10 @@ mod tests {
              CASE i WHEN {rows} THEN 9000 ELSE 1 END FROM n"
         ));
         let filter = RowFilter {
-            range: Range { since: 100, until: 200 },
+            range: Range {
+                since: 100,
+                until: 200,
+            },
             key_id: None,
             gateway: None,
             matching: Matching::Anything,

@@ -15,7 +15,13 @@ const KEYS_OFFERED: usize = 40;
 /// Links to ranges, and a form for two times and the rest, for the page at `address`.
 pub fn filters(view: &UsageView, address: &str, keys: &[Key], gateways: &[Gateway]) -> Markup {
     let [from, to] = view.times();
-    let link = |choice: &'static str| UsageView { choice, ..view.clone() }.address(address);
+    let link = |choice: &'static str| {
+        UsageView {
+            choice,
+            ..view.clone()
+        }
+        .address(address)
+    };
     html! {
         (folded(&words(view, keys), &html! {
             (choices("Range", CHOICES.into_iter().map(|(word, name)| (link(word), name, view.choice == word))))
@@ -52,12 +58,20 @@ pub fn filters(view: &UsageView, address: &str, keys: &[Key], gateways: &[Gatewa
 /// The range, and the filters that are set; those that are not are empty.
 fn words(view: &UsageView, keys: &[Key]) -> [String; 7] {
     let range = CHOICES.into_iter().find(|(word, _)| *word == view.choice);
-    let set =
-        |name: &str, value: Option<String>| value.map_or(String::new(), |value| format!("{name} {value}"));
-    let key = keys.iter().find(|key| view.key.as_ref() == Some(&key.id)).map(|key| {
-        let is_unique = keys.iter().filter(|other| other.name == key.name).count() == 1;
-        if is_unique { key.name.clone() } else { named(key) }
-    });
+    let set = |name: &str, value: Option<String>| {
+        value.map_or(String::new(), |value| format!("{name} {value}"))
+    };
+    let key = keys
+        .iter()
+        .find(|key| view.key.as_ref() == Some(&key.id))
+        .map(|key| {
+            let is_unique = keys.iter().filter(|other| other.name == key.name).count() == 1;
+            if is_unique {
+                key.name.clone()
+            } else {
+                named(key)
+            }
+        });
     let outcome = match view.outcome.as_str() {
         "ok" => "succeeded",
         "failed" => "errors",
@@ -115,8 +129,17 @@ fn matching_keys(view: &UsageView, address: &str, keys: &[Key]) -> Markup {
     if view.key_text.is_empty() {
         return html! {};
     }
-    let matching: Vec<&Key> = keys.iter().filter(|key| key_list::is_match(key, &view.key_text)).collect();
-    let of = |key: &Key| UsageView { key: Some(key.id.clone()), ..view.clone() }.address(address);
+    let matching: Vec<&Key> = keys
+        .iter()
+        .filter(|key| key_list::is_match(key, &view.key_text))
+        .collect();
+    let of = |key: &Key| {
+        UsageView {
+            key: Some(key.id.clone()),
+            ..view.clone()
+        }
+        .address(address)
+    };
     html! {
         p.notice {
             @match matching.len() {
@@ -135,7 +158,11 @@ fn matching_keys(view: &UsageView, address: &str, keys: &[Key]) -> Markup {
 
 pub fn range(view: &UsageView, now: i64) -> Markup {
     let Range { since, until } = view.range;
-    let time = if since % 60 == 0 && until % 60 == 0 { format::minute } else { format::second };
+    let time = if since % 60 == 0 && until % 60 == 0 {
+        format::minute
+    } else {
+        format::second
+    };
     html! {
         @if view.is_extended {
             p.notice role="status" {

@@ -44,8 +44,11 @@ pub fn duration(milliseconds: f64) -> String {
 
 /// A duration to three digits.
 pub fn exact_duration(milliseconds: f64) -> String {
-    let (value, unit) =
-        if milliseconds < 999.5 { (milliseconds, "ms") } else { (milliseconds / 1000.0, "s") };
+    let (value, unit) = if milliseconds < 999.5 {
+        (milliseconds, "ms")
+    } else {
+        (milliseconds / 1000.0, "s")
+    };
     match value {
         value if value < 9.995 => format!("{value:.2} {unit}"),
         value if value < 99.95 => format!("{value:.1} {unit}"),
@@ -59,8 +62,16 @@ pub fn long_duration(time: Duration) -> String {
     match seconds {
         0..60 => count(seconds, "second"),
         60..3600 => count(seconds / 60, "minute"),
-        3600..172_800 => format!("{}, {}", count(seconds / 3600, "hour"), count(seconds / 60 % 60, "minute")),
-        _ => format!("{}, {}", count(seconds / 86_400, "day"), count(seconds / 3600 % 24, "hour")),
+        3600..172_800 => format!(
+            "{}, {}",
+            count(seconds / 3600, "hour"),
+            count(seconds / 60 % 60, "minute")
+        ),
+        _ => format!(
+            "{}, {}",
+            count(seconds / 86_400, "day"),
+            count(seconds / 3600 % 24, "hour")
+        ),
     }
 }
 
@@ -84,9 +95,13 @@ mod tests {
             "<time datetime=\"2001-01-01T00:01:01Z\">2001-01-01 00:01</time>"
         );
         assert_eq!(second(i64::MAX).into_string(), "–");
-        for (ms, text) in
-            [(0.04, "0.0 ms"), (7.26, "7.3 ms"), (42.4, "42 ms"), (1_234.0, "1.2 s"), (600_000.0, "10 min")]
-        {
+        for (ms, text) in [
+            (0.04, "0.0 ms"),
+            (7.26, "7.3 ms"),
+            (42.4, "42 ms"),
+            (1_234.0, "1.2 s"),
+            (600_000.0, "10 min"),
+        ] {
             assert_eq!(duration(ms), text);
         }
         for (ms, text) in [
@@ -99,11 +114,17 @@ mod tests {
         ] {
             assert_eq!(exact_duration(ms), text);
         }
-        for (seconds, text) in
-            [(1, "1 second"), (61, "1 minute"), (7_260, "2 hours, 1 minute"), (180_000, "2 days, 2 hours")]
-        {
+        for (seconds, text) in [
+            (1, "1 second"),
+            (61, "1 minute"),
+            (7_260, "2 hours, 1 minute"),
+            (180_000, "2 days, 2 hours"),
+        ] {
             assert_eq!(long_duration(Duration::from_secs(seconds)), text);
         }
-        assert_eq!((bytes(4096), bytes(5 << 30)), ("4 KiB".into(), "5.0 GiB".into()));
+        assert_eq!(
+            (bytes(4096), bytes(5 << 30)),
+            ("4 KiB".into(), "5.0 GiB".into())
+        );
     }
 }

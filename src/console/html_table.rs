@@ -27,29 +27,51 @@ impl SortOrder {
     pub fn parse(text: &str, columns: &[SortColumn]) -> Option<Self> {
         let word = text.strip_prefix('-').unwrap_or(text);
         let column = columns.iter().find(|column| column.word == word)?;
-        Some(Self { column: column.word, is_descending: word != text })
+        Some(Self {
+            column: column.word,
+            is_descending: word != text,
+        })
     }
 
     /// Returns the order after a click on a column. A second click reverses it.
     pub fn after_click(self, column: &SortColumn) -> Self {
         let is_same = self.column == column.word;
-        let is_descending = if is_same { !self.is_descending } else { column.greatest_first };
-        Self { column: column.word, is_descending }
+        let is_descending = if is_same {
+            !self.is_descending
+        } else {
+            column.greatest_first
+        };
+        Self {
+            column: column.word,
+            is_descending,
+        }
     }
 
     /// The value of `sort`; empty if this is the default order.
     pub fn field(self, default: Self) -> String {
-        if self == default { String::new() } else { self.to_string() }
+        if self == default {
+            String::new()
+        } else {
+            self.to_string()
+        }
     }
 
     /// Turns an ascending order of two rows into this one.
     pub fn direct(self, ascending: Ordering) -> Ordering {
-        if self.is_descending { ascending.reverse() } else { ascending }
+        if self.is_descending {
+            ascending.reverse()
+        } else {
+            ascending
+        }
     }
 
     /// A heading with a link that sorts by its column.
     pub fn heading(self, column: &SortColumn, text: &str, link: &str) -> Markup {
-        let direction = if self.is_descending { "descending" } else { "ascending" };
+        let direction = if self.is_descending {
+            "descending"
+        } else {
+            "ascending"
+        };
         let sorted = (self.column == column.word).then_some(direction);
         html! { th role="columnheader" scope="col" aria-sort=[sorted] { a href=(link) { (text) } } }
     }
@@ -57,7 +79,12 @@ impl SortOrder {
 
 impl std::fmt::Display for SortOrder {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        write!(f, "{}{}", if self.is_descending { "-" } else { "" }, self.column)
+        write!(
+            f,
+            "{}{}",
+            if self.is_descending { "-" } else { "" },
+            self.column
+        )
     }
 }
 
@@ -119,7 +146,11 @@ pub fn choices(label: &str, links: impl Iterator<Item = (String, impl Render, bo
 
 /// Filters that a narrow screen folds away, behind a button that says what is set. A wide one always shows them.
 pub fn folded(set: &[String], filters: &Markup) -> Markup {
-    let set: Vec<&str> = set.iter().map(String::as_str).filter(|words| !words.is_empty()).collect();
+    let set: Vec<&str> = set
+        .iter()
+        .map(String::as_str)
+        .filter(|words| !words.is_empty())
+        .collect();
     html! {
         details.fold {
             summary { "Filters" @if !set.is_empty() { ": " (set.join(", ")) } }
@@ -152,19 +183,33 @@ impl Pages {
         let last = rows.div_ceil(rows_per_page).max(1);
         let number = wanted.clamp(1, last);
         let first = (number - 1) * rows_per_page;
-        Self { number, last, rows, shown: first..rows.min(first + rows_per_page) }
+        Self {
+            number,
+            last,
+            rows,
+            shown: first..rows.min(first + rows_per_page),
+        }
     }
 
     pub fn links(&self, noun: &str, address: impl Fn(usize) -> String) -> Markup {
         let previous = (self.number > 1).then(|| ("← Previous", address(self.number - 1)));
         let next = (self.number < self.last).then(|| ("Next →", address(self.number + 1)));
-        let position = format!("Page {} of {}, {}", self.number, self.last, count(self.rows as i64, noun));
+        let position = format!(
+            "Page {} of {}, {}",
+            self.number,
+            self.last,
+            count(self.rows as i64, noun)
+        );
         page_links(previous.as_slice(), &position, next)
     }
 }
 
 /// The links to the other pages of a table, each with its text; nothing if there are none.
-pub fn page_links(previous: &[(&str, String)], position: &str, next: Option<(&str, String)>) -> Markup {
+pub fn page_links(
+    previous: &[(&str, String)],
+    position: &str,
+    next: Option<(&str, String)>,
+) -> Markup {
     html! {
         @if !previous.is_empty() || next.is_some() {
             nav.pages aria-label="Pages" {
@@ -182,7 +227,11 @@ mod tests {
 
     #[test]
     fn a_second_click_reverses_the_order() {
-        let column = |word, greatest_first| SortColumn { word, heading: word, greatest_first };
+        let column = |word, greatest_first| SortColumn {
+            word,
+            heading: word,
+            greatest_first,
+        };
         let columns = [column("name", false), column("size", true)];
         let mut order = SortOrder::parse("size", &columns).expect("a column");
         let mut orders = Vec::new();
@@ -196,9 +245,12 @@ mod tests {
             [order.direct(Ordering::Less), order.direct(Ordering::Equal)],
             [Ordering::Greater, Ordering::Equal]
         );
-        let sorted = columns
-            .each_ref()
-            .map(|column| order.heading(column, "", "").into_string().contains("aria-sort=\"descending\""));
+        let sorted = columns.each_ref().map(|column| {
+            order
+                .heading(column, "", "")
+                .into_string()
+                .contains("aria-sort=\"descending\"")
+        });
         assert_eq!(sorted, [false, true]);
         for text in ["", "-", "nonsense", "--size"] {
             assert_eq!(SortOrder::parse(text, &columns), None, "{text}");

@@ -4,7 +4,9 @@ use maud::{Markup, html};
 
 use super::form::Form;
 use super::page_request::PageRequest;
-use crate::store::{Budget, BudgetPeriod, CONCURRENT_TAKES, Key, KeyName, Permission, parse_concurrent};
+use crate::store::{
+    Budget, BudgetPeriod, CONCURRENT_TAKES, Key, KeyName, Permission, parse_concurrent,
+};
 use crate::when::{self, When};
 
 const EXPIRIES: [(&str, &str); 6] = [
@@ -49,11 +51,23 @@ pub struct KeyTerms {
 
 impl KeyForm {
     /// The names of the fields that a person fills in, and of those that the result depends on.
-    pub const FIELDS: [&str; 9] =
-        ["name", "permission", "expires", "date", "concurrent", "budget", "budget_per", "loaded", "version"];
+    pub const FIELDS: [&str; 9] = [
+        "name",
+        "permission",
+        "expires",
+        "date",
+        "concurrent",
+        "budget",
+        "budget_per",
+        "loaded",
+        "version",
+    ];
 
     pub fn new(now: i64) -> Self {
-        Self { permissions: vec![Permission::Completions], ..Self::read(&Form::default(), now) }
+        Self {
+            permissions: vec![Permission::Completions],
+            ..Self::read(&Form::default(), now)
+        }
     }
 
     /// The form as it was filled in before the session ended.
@@ -66,8 +80,14 @@ impl KeyForm {
         Self {
             name: key.name.clone(),
             permissions: key.permissions.clone(),
-            expires: if key.expires.is_some() { KEEP.into() } else { String::new() },
-            concurrent: key.concurrent.map_or(String::new(), |number| number.to_string()),
+            expires: if key.expires.is_some() {
+                KEEP.into()
+            } else {
+                String::new()
+            },
+            concurrent: key
+                .concurrent
+                .map_or(String::new(), |number| number.to_string()),
             budget: budget.map_or(String::new(), |budget| budget.tokens.to_string()),
             budget_per: budget.map_or(BudgetPeriod::Month, |budget| budget.per),
             ..Self::new(now)
@@ -75,7 +95,11 @@ impl KeyForm {
     }
 
     pub fn read(form: &Form, now: i64) -> Self {
-        let loaded = form.get("loaded").parse().ok().filter(|time| (now - OLDEST_FORM..=now).contains(time));
+        let loaded = form
+            .get("loaded")
+            .parse()
+            .ok()
+            .filter(|time| (now - OLDEST_FORM..=now).contains(time));
         Self {
             name: form.get("name").trim().to_owned(),
             permissions: Permission::ALL
@@ -105,30 +129,46 @@ impl KeyForm {
         let chosen = match self.expires.as_str() {
             "" | KEEP => None,
             "date" => Some(date()?),
-            term => Some(When::parse(term).ok_or_else(|| ("expires", "Choose when it expires.".to_owned()))?),
+            term => Some(
+                When::parse(term)
+                    .ok_or_else(|| ("expires", "Choose when it expires.".to_owned()))?,
+            ),
         };
         let chosen = chosen.map(|when| when.expiry(self.loaded));
         if chosen.is_some_and(|expires| expires <= now) {
             return Err(("date", "The date lies in the past.".into()));
         }
-        let expires = if self.expires == KEEP { present } else { chosen };
+        let expires = if self.expires == KEEP {
+            present
+        } else {
+            chosen
+        };
         let concurrent = match self.concurrent.as_str() {
             "" => None,
             text => Some(parse_concurrent(text).ok_or_else(|| {
-                ("concurrent", format!("Concurrent requests: {CONCURRENT_TAKES}, or leave it empty."))
+                (
+                    "concurrent",
+                    format!("Concurrent requests: {CONCURRENT_TAKES}, or leave it empty."),
+                )
             })?),
         };
         let budget = match self.budget.as_str() {
             "" => None,
             tokens => {
-                let message = "Budget: a number of tokens from 1 to 1000000000000, or leave it empty.";
+                let message =
+                    "Budget: a number of tokens from 1 to 1000000000000, or leave it empty.";
                 // As people write large numbers, and as the console shows them.
                 let tokens = tokens.replace([',', ' '], "");
                 let budget = Budget::parse(&format!("{tokens}/{}", self.budget_per.as_str()));
                 Some(budget.ok_or(("budget", message.to_owned()))?)
             }
         };
-        Ok(KeyTerms { name, expires, concurrent, budget })
+        Ok(KeyTerms {
+            name,
+            expires,
+            concurrent,
+            budget,
+        })
     }
 
     /// The fields as HTML, of which one may be marked as wrong. That one has the focus.

@@ -10,7 +10,8 @@ use super::html_table::{Pages, SortColumn, SortOrder, cards, choices, folded, hi
 use super::page_request::Operator;
 use super::{PageResult, format, layout};
 use crate::store::{
-    Budget, Filter, Key, KeyBudget, KeyState, Permission, Range, Span, Store, StoreError, Sums, time_left,
+    Budget, Filter, Key, KeyBudget, KeyState, Permission, Range, Span, Store, StoreError, Sums,
+    time_left,
 };
 use crate::text::grouped;
 
@@ -20,17 +21,52 @@ const COUNTED_DAYS: i64 = 30;
 const KEYS_PER_PAGE: usize = 50;
 
 const COLUMNS: [SortColumn; 8] = [
-    SortColumn { word: "name", heading: "Name", greatest_first: false },
-    SortColumn { word: "permissions", heading: "Permissions", greatest_first: false },
-    SortColumn { word: "budget", heading: "Budget, limit", greatest_first: true },
-    SortColumn { word: "end", heading: "Expires", greatest_first: false },
-    SortColumn { word: "used", heading: "Last used", greatest_first: true },
-    SortColumn { word: "requests", heading: "Requests, 30 d", greatest_first: true },
-    SortColumn { word: "errors", heading: "Errors, 30 d", greatest_first: true },
-    SortColumn { word: "tokens", heading: "Total tokens, 30 d", greatest_first: true },
+    SortColumn {
+        word: "name",
+        heading: "Name",
+        greatest_first: false,
+    },
+    SortColumn {
+        word: "permissions",
+        heading: "Permissions",
+        greatest_first: false,
+    },
+    SortColumn {
+        word: "budget",
+        heading: "Budget, limit",
+        greatest_first: true,
+    },
+    SortColumn {
+        word: "end",
+        heading: "Expires",
+        greatest_first: false,
+    },
+    SortColumn {
+        word: "used",
+        heading: "Last used",
+        greatest_first: true,
+    },
+    SortColumn {
+        word: "requests",
+        heading: "Requests, 30 d",
+        greatest_first: true,
+    },
+    SortColumn {
+        word: "errors",
+        heading: "Errors, 30 d",
+        greatest_first: true,
+    },
+    SortColumn {
+        word: "tokens",
+        heading: "Total tokens, 30 d",
+        greatest_first: true,
+    },
 ];
 
-const DEFAULT_ORDER: SortOrder = SortOrder { column: "created", is_descending: true };
+const DEFAULT_ORDER: SortOrder = SortOrder {
+    column: "created",
+    is_descending: true,
+};
 
 type KeyEntry = (Sums, Key);
 
@@ -65,8 +101,11 @@ pub struct KeyListView {
     page: usize,
 }
 
-const LISTS: [(KeyState, &str); 3] =
-    [(KeyState::Active, "Active"), (KeyState::Expired, "Expired"), (KeyState::Revoked, "Revoked")];
+const LISTS: [(KeyState, &str); 3] = [
+    (KeyState::Active, "Active"),
+    (KeyState::Expired, "Expired"),
+    (KeyState::Revoked, "Revoked"),
+];
 
 /// The list that a key is in: keys that expire soon are among the active ones.
 fn list_of(key: &Key, now: i64) -> KeyState {
@@ -79,7 +118,8 @@ fn list_of(key: &Key, now: i64) -> KeyState {
 impl KeyListView {
     /// Reads a query. Ignores what it does not understand.
     pub fn read(query: &Form) -> Self {
-        let state = KeyState::parse(query.get("state")).filter(|state| *state != KeyState::Expiring);
+        let state =
+            KeyState::parse(query.get("state")).filter(|state| *state != KeyState::Expiring);
         Self {
             filter: query.get("q").trim().chars().take(64).collect(),
             state: state.unwrap_or(KeyState::Active),
@@ -89,12 +129,23 @@ impl KeyListView {
     }
 
     fn fields(&self) -> Vec<(&'static str, String)> {
-        let state = if self.state == KeyState::Active { "" } else { self.state.as_str() };
+        let state = if self.state == KeyState::Active {
+            ""
+        } else {
+            self.state.as_str()
+        };
         vec![
             ("sort", self.order.field(DEFAULT_ORDER)),
             ("q", self.filter.clone()),
             ("state", state.to_owned()),
-            ("page", if self.page == 1 { String::new() } else { self.page.to_string() }),
+            (
+                "page",
+                if self.page == 1 {
+                    String::new()
+                } else {
+                    self.page.to_string()
+                },
+            ),
         ]
     }
 
@@ -114,7 +165,10 @@ impl KeyListView {
 
     /// The address of the list after a change of a key. `change` is "changed" or "revoked".
     pub fn address_after(&self, change: &'static str, id: &str) -> String {
-        link("/keys", self.fields().into_iter().chain([(change, id.to_owned())]))
+        link(
+            "/keys",
+            self.fields().into_iter().chain([(change, id.to_owned())]),
+        )
     }
 }
 
@@ -126,14 +180,24 @@ pub fn is_match(key: &Key, text: &str) -> bool {
     key.name.to_lowercase().contains(&wanted)
         || is_part(&key.id)
         || is_part(key.mark())
-        || key.permissions.iter().any(|permission| permission.as_str() == wanted)
+        || key
+            .permissions
+            .iter()
+            .any(|permission| permission.as_str() == wanted)
 }
 
 /// Returns the sums of keys over the counted days.
-pub fn recent_sums(store: &Store, filter: Filter, now: i64) -> Result<HashMap<String, Sums>, StoreError> {
+pub fn recent_sums(
+    store: &Store,
+    filter: Filter,
+    now: i64,
+) -> Result<HashMap<String, Sums>, StoreError> {
     let day = Span::Day.seconds();
     let until = (now.div_euclid(day) + 1) * day;
-    let range = Range { since: until - COUNTED_DAYS * day, until };
+    let range = Range {
+        since: until - COUNTED_DAYS * day,
+        until,
+    };
     let mut figures: HashMap<String, Sums> = HashMap::new();
     store.figures(Span::Day, range, filter, |row| {
         figures.entry(row.key_id).or_default().add(&row.sums);
@@ -142,11 +206,16 @@ pub fn recent_sums(store: &Store, filter: Filter, now: i64) -> Result<HashMap<St
 }
 
 pub fn page(operator: &Operator) -> PageResult {
-    let Operator { console, request, .. } = *operator;
+    let Operator {
+        console, request, ..
+    } = *operator;
     let keys = console.store.list_keys()?;
     let mut view = KeyListView::read(&request.query);
-    let named =
-        |what: &str| keys.iter().find(|key| key.id == request.query.get(what)).map(|key| key.name.clone());
+    let named = |what: &str| {
+        keys.iter()
+            .find(|key| key.id == request.query.get(what))
+            .map(|key| key.name.clone())
+    };
     let notice = html! {
         @if let Some(name) = named("changed") {
             p.notice.good role="status" { "Saved " strong.text { (name) } ". The change applies from the next request on." }
@@ -157,7 +226,11 @@ pub fn page(operator: &Operator) -> PageResult {
                 displayed again. If you did not copy it, revoke the key and create another." }
         }
     };
-    let counts = LISTS.map(|(state, _)| keys.iter().filter(|key| list_of(key, request.now) == state).count());
+    let counts = LISTS.map(|(state, _)| {
+        keys.iter()
+            .filter(|key| list_of(key, request.now) == state)
+            .count()
+    });
     let [active, ..] = counts;
     let is_first = keys.is_empty();
     let mut sums = recent_sums(&console.store, Filter::ALL, request.now)?;
@@ -169,7 +242,13 @@ pub fn page(operator: &Operator) -> PageResult {
     listed.sort_by(|a, b| compare(view.order, a, b));
     let pages = Pages::of(listed.len(), KEYS_PER_PAGE, view.page);
     view.page = pages.number;
-    let address = |page: usize| KeyListView { page, ..view.clone() }.address();
+    let address = |page: usize| {
+        KeyListView {
+            page,
+            ..view.clone()
+        }
+        .address()
+    };
     let content = html! {
         main {
             div.head {
@@ -197,15 +276,26 @@ pub fn page(operator: &Operator) -> PageResult {
             }
         }
     };
-    Ok(layout::operator_page(operator, "/keys", "API Keys", &content))
+    Ok(layout::operator_page(
+        operator, "/keys", "API Keys", &content,
+    ))
 }
 
 fn filters(view: &KeyListView, counts: [usize; 3]) -> Markup {
     let mut tabs = Vec::new();
     for ((state, name), count) in LISTS.into_iter().zip(counts) {
         if count > 0 || state == view.state || state == KeyState::Active {
-            let address = KeyListView { state, page: 1, ..view.clone() }.address();
-            tabs.push((address, format!("{name} ({})", grouped(count as i64)), state == view.state));
+            let address = KeyListView {
+                state,
+                page: 1,
+                ..view.clone()
+            }
+            .address();
+            tabs.push((
+                address,
+                format!("{name} ({})", grouped(count as i64)),
+                state == view.state,
+            ));
         }
     }
     let option = |order: SortOrder, name: &str, suffix: &str| {
@@ -229,7 +319,9 @@ fn filters(view: &KeyListView, counts: [usize; 3]) -> Markup {
             button type="submit" { "Apply" }
         }
     };
-    let by = COLUMNS.iter().find(|column| column.word == view.order.column);
+    let by = COLUMNS
+        .iter()
+        .find(|column| column.word == view.order.column);
     let by = by.map_or(String::new(), |column| format!("by {}", column.heading));
     html! {
         div.filters {
@@ -242,18 +334,29 @@ fn filters(view: &KeyListView, counts: [usize; 3]) -> Markup {
 fn table(view: &KeyListView, entries: &[KeyEntry], now: i64) -> Markup {
     let is_revoked = view.state == KeyState::Revoked;
     let headings = COLUMNS.map(|column| {
-        let sorted = KeyListView { order: view.order.after_click(&column), page: 1, ..view.clone() };
-        let name = if column.word == "end" && is_revoked { "Revoked" } else { column.heading };
+        let sorted = KeyListView {
+            order: view.order.after_click(&column),
+            page: 1,
+            ..view.clone()
+        };
+        let name = if column.word == "end" && is_revoked {
+            "Revoked"
+        } else {
+            column.heading
+        };
         view.order.heading(&column, name, &sorted.address())
     });
     let rows = entries.iter().map(|entry| cells(view, entry, now));
-    cards(if is_revoked { "keys revoked" } else { "keys" }, &headings, rows)
+    cards(
+        if is_revoked { "keys revoked" } else { "keys" },
+        &headings,
+        rows,
+    )
 }
 
 /// A page has fifty rows of these and stays below 60 KB, so they have no more markup than they need.
 fn cells(view: &KeyListView, (sums, key): &KeyEntry, now: i64) -> Vec<Markup> {
-    let date =
-        |time: Option<i64>| html! { @match time { Some(time) => (format::date(time)), None => "never" } };
+    let date = |time: Option<i64>| html! { @match time { Some(time) => (format::date(time)), None => "never" } };
     vec![
         html! {
             a.text href=(view.key_address(&key.id, "")) { (key.name) }
@@ -290,7 +393,10 @@ pub fn expiry_badge(key: &Key, now: i64) -> Markup {
 
 /// The used part of a budget, as a bar and in figures.
 pub fn budget_bar(budget: &KeyBudget) -> Markup {
-    let KeyBudget { budget: Budget { tokens, per }, used } = *budget;
+    let KeyBudget {
+        budget: Budget { tokens, per },
+        used,
+    } = *budget;
     html! {
         progress max=(tokens) value=(used.min(tokens)) class=[budget.is_nearly_used_up().then_some("bad")] aria-label="Used of the budget" {}
         (budget.percent()) "% of " (grouped(tokens)) " a " (per.as_str())
@@ -314,13 +420,25 @@ mod tests {
             hint: Some(format!("adr_{id}…c41d")),
             ..Key::example()
         };
-        (Sums { requests, ..Sums::default() }, key)
+        (
+            Sums {
+                requests,
+                ..Sums::default()
+            },
+            key,
+        )
     }
 
     #[test]
     fn an_address_leads_back_to_itself() {
-        for address in ["/keys?sort=name", "/keys?sort=-tokens&q=a%20b&state=revoked&page=3"] {
-            assert_eq!(view(address.split_once('?').expect("a query").1).address(), address);
+        for address in [
+            "/keys?sort=name",
+            "/keys?sort=-tokens&q=a%20b&state=revoked&page=3",
+        ] {
+            assert_eq!(
+                view(address.split_once('?').expect("a query").1).address(),
+                address
+            );
         }
         for nonsense in ["", "sort=nonsense&page=0&state=x&q=+", "sort=-&page=-1"] {
             assert_eq!(view(nonsense).address(), "/keys", "{nonsense}");
@@ -337,7 +455,10 @@ mod tests {
         let order = |sort: &str| {
             let mut sorted: Vec<&KeyEntry> = entries.iter().collect();
             sorted.sort_by(|a, b| compare(view(&format!("sort={sort}")).order, a, b));
-            sorted.iter().map(|(_, key)| &key.id[4..]).collect::<String>()
+            sorted
+                .iter()
+                .map(|(_, key)| &key.id[4..])
+                .collect::<String>()
         };
         assert_eq!(order("name"), "bac", "without regard to case");
         assert_eq!(order("end"), "cab", "never is last");

@@ -54,15 +54,31 @@ fn form(operator: &Operator, wanted: &KeyForm, wrong: Option<&WrongField>) -> Re
 pub fn create(operator: &Operator) -> PageResult {
     let request = operator.request;
     let wanted = KeyForm::read(&request.form, request.now);
-    let KeyTerms { name, expires, concurrent, budget } = match wanted.check(None, request.now) {
+    let KeyTerms {
+        name,
+        expires,
+        concurrent,
+        budget,
+    } = match wanted.check(None, request.now) {
         Ok(terms) => terms,
         Err(wrong) => return Ok(form(operator, &wanted, Some(&wrong))),
     };
     let secret = new_secret();
     let id = id_for(request.form.get("once")).ok_or(PageError::Stale)?;
     let permissions = &wanted.permissions;
-    let key = NewKey { name: &name, permissions, created: request.now, expires, concurrent, budget };
-    if !operator.console.store.add_key_as(&id, &secret, &key, &request.actor())? {
+    let key = NewKey {
+        name: &name,
+        permissions,
+        created: request.now,
+        expires,
+        concurrent,
+        budget,
+    };
+    if !operator
+        .console
+        .store
+        .add_key_as(&id, &secret, &key, &request.actor())?
+    {
         return Ok(layout::redirect(&format!("/keys?made={id}")));
     }
     log::info!("console: {id} was created");
@@ -76,7 +92,12 @@ pub fn create(operator: &Operator) -> PageResult {
             p { a.button.primary href="/keys" { "Done" } }
         }
     };
-    Ok(layout::operator_page(operator, "/keys", "Your new key", &content))
+    Ok(layout::operator_page(
+        operator,
+        "/keys",
+        "Your new key",
+        &content,
+    ))
 }
 
 /// The id of the key that a form creates. It is derived from the form's random number, so the database refuses a second key from
@@ -90,14 +111,33 @@ fn id_for(once: &str) -> Option<String> {
 fn example(operator: &Operator, permissions: &[Permission], secret: &str) -> Markup {
     let Request { head, client, .. } = operator.request.http;
     let authority = head.authority();
-    let port =
-        authority.rfind(':').filter(|at| !authority[*at..].contains(']')).map_or("", |at| &authority[at..]);
-    let (scheme, https_port) = if client.secure { ("https", port) } else { ("http", "") };
+    let port = authority
+        .rfind(':')
+        .filter(|at| !authority[*at..].contains(']'))
+        .map_or("", |at| &authority[at..]);
+    let (scheme, https_port) = if client.secure {
+        ("https", port)
+    } else {
+        ("http", "")
+    };
     if permissions.contains(&Permission::Completions) {
-        let host = operator.console.config.api_hosts.first().map_or("localhost", String::as_str);
+        let host = operator
+            .console
+            .config
+            .api_hosts
+            .first()
+            .map_or("localhost", String::as_str);
         // Over a network a key is sent by HTTPS only, also if the operator uses HTTP here.
-        let (scheme, port) = if is_local(host) { (scheme, port) } else { ("https", https_port) };
-        let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+        let (scheme, port) = if is_local(host) {
+            (scheme, port)
+        } else {
+            ("https", https_port)
+        };
+        let host = if host.contains(':') {
+            format!("[{host}]")
+        } else {
+            host.to_owned()
+        };
         let command = format!(
             "curl {scheme}://{host}{port}/v1/chat/completions \\\n  -H 'Authorization: Bearer {secret}' \\\n  \
              -H 'Content-Type: application/json' \\\n  -d '{{\"model\": \"adriaticum\", \"messages\": [{{\"role\": \
@@ -109,7 +149,8 @@ fn example(operator: &Operator, permissions: &[Permission], secret: &str) -> Mar
             (copy_box("A first request", "curl", &command))
         };
     }
-    let command = format!("curl {scheme}://{authority}/metrics -H 'Authorization: Bearer {secret}'");
+    let command =
+        format!("curl {scheme}://{authority}/metrics -H 'Authorization: Bearer {secret}'");
     copy_box("The metrics", "curl", &command)
 }
 
@@ -128,16 +169,27 @@ pub fn page(operator: &Operator, id: &str) -> PageResult {
         return key_page(operator, &key, &KeyForm::of(&key, request.now), None);
     };
     let is_same = request.query.get("version") == key.version();
-    let why = if is_same { NotSaved::SignedOut } else { NotSaved::Meanwhile };
+    let why = if is_same {
+        NotSaved::SignedOut
+    } else {
+        NotSaved::Meanwhile
+    };
     key_page(operator, &key, &wanted, Some(&why))
 }
 
 pub fn change(operator: &Operator, id: &str) -> PageResult {
-    let Operator { console, request, .. } = *operator;
+    let Operator {
+        console, request, ..
+    } = *operator;
     let key = console.store.key(id)?.ok_or(PageError::NotFound)?;
     let wanted = KeyForm::read(&request.form, request.now);
     let not_saved = |key: &Key, why| key_page(operator, key, &wanted, Some(&why));
-    let KeyTerms { name, expires, concurrent, budget } = match wanted.check(key.expires, request.now) {
+    let KeyTerms {
+        name,
+        expires,
+        concurrent,
+        budget,
+    } = match wanted.check(key.expires, request.now) {
         Ok(terms) => terms,
         Err(wrong) => return not_saved(&key, NotSaved::Wrong(wrong)),
     };
@@ -148,10 +200,17 @@ pub fn change(operator: &Operator, id: &str) -> PageResult {
         KeyChange::Concurrent(concurrent),
         KeyChange::Budget(budget),
     ];
-    match console.store.change_key(id, Some(request.form.get("version")), &changes, &request.actor())? {
+    match console.store.change_key(
+        id,
+        Some(request.form.get("version")),
+        &changes,
+        &request.actor(),
+    )? {
         KeyChanged::Done => {
             log::info!("console: {id} was changed");
-            Ok(layout::redirect(&KeyListView::read(&request.query).address_after("changed", id)))
+            Ok(layout::redirect(
+                &KeyListView::read(&request.query).address_after("changed", id),
+            ))
         }
         KeyChanged::NoSuchKey => Err(PageError::NotFound),
         KeyChanged::Meanwhile(key) => not_saved(&key, NotSaved::Meanwhile),
@@ -159,10 +218,24 @@ pub fn change(operator: &Operator, id: &str) -> PageResult {
 }
 
 /// Everything about a key, and the form that changes it. A revoked key has no form.
-fn key_page(operator: &Operator, key: &Key, wanted: &KeyForm, not_saved: Option<&NotSaved>) -> PageResult {
-    let Operator { console, request, session } = *operator;
-    let filter = Filter { key_id: Some(&key.id), ..Filter::ALL };
-    let sums = recent_sums(&console.store, filter, request.now)?.remove(&key.id).unwrap_or_default();
+fn key_page(
+    operator: &Operator,
+    key: &Key,
+    wanted: &KeyForm,
+    not_saved: Option<&NotSaved>,
+) -> PageResult {
+    let Operator {
+        console,
+        request,
+        session,
+    } = *operator;
+    let filter = Filter {
+        key_id: Some(&key.id),
+        ..Filter::ALL
+    };
+    let sums = recent_sums(&console.store, filter, request.now)?
+        .remove(&key.id)
+        .unwrap_or_default();
     let list = KeyListView::read(&request.query);
     let address = list.key_address(&key.id, "");
     let (status, wrong) = match not_saved {
@@ -208,8 +281,7 @@ fn key_page(operator: &Operator, key: &Key, wanted: &KeyForm, not_saved: Option<
 
 /// The facts about a key; with its terms, if the form has others or there is none.
 fn facts(key: &Key, sums: &Sums, with_terms: bool, now: i64) -> Markup {
-    let time =
-        |time: Option<i64>| html! { @match time { Some(time) => (format::minute(time)), None => "never" } };
+    let time = |time: Option<i64>| html! { @match time { Some(time) => (format::minute(time)), None => "never" } };
     html! {
         dl.facts {
             dt { "Key" } dd { code { (key.hint.as_deref().unwrap_or("unknown")) } }
@@ -265,14 +337,25 @@ pub fn confirm_revoke(operator: &Operator, id: &str) -> PageResult {
             }
         }
     };
-    Ok(layout::operator_page(operator, "/keys", "Revoke a key", &content))
+    Ok(layout::operator_page(
+        operator,
+        "/keys",
+        "Revoke a key",
+        &content,
+    ))
 }
 
 pub fn revoke(operator: &Operator, id: &str) -> PageResult {
     let request = operator.request;
-    if !operator.console.store.revoke_key(id, request.now, &request.actor())? {
+    if !operator
+        .console
+        .store
+        .revoke_key(id, request.now, &request.actor())?
+    {
         return Err(PageError::NotFound);
     }
     log::info!("console: {id} was revoked");
-    Ok(layout::redirect(&KeyListView::read(&request.query).address_after("revoked", id)))
+    Ok(layout::redirect(
+        &KeyListView::read(&request.query).address_after("revoked", id),
+    ))
 }

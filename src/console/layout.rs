@@ -75,7 +75,11 @@ fn frame(status: u16, title: &str, top: &Markup, content: &Markup) -> Response {
             }
         }
     };
-    headers(Response::new(status, "text/html; charset=utf-8", page.into_string().into_bytes()))
+    headers(Response::new(
+        status,
+        "text/html; charset=utf-8",
+        page.into_string().into_bytes(),
+    ))
 }
 
 /// The waves of the icon, in the text's own colours.

@@ -107,7 +107,8 @@ impl Console {
 
     pub fn answer(&self, request: &Request) -> Response {
         let answer = panic::catch_unwind(AssertUnwindSafe(|| self.serve(request)));
-        let mut response = answer.unwrap_or_else(|_| error_pages::error(None, None, &PageError::Panic));
+        let mut response =
+            answer.unwrap_or_else(|_| error_pages::error(None, None, &PageError::Panic));
         if request.client.secure {
             response = response.with("strict-transport-security", HTTPS_ONLY);
         }
@@ -119,7 +120,10 @@ impl Console {
     pub fn ticket(&self, client: ClientInfo, head: &RequestHead) -> Ticket {
         let ticket = self.sign_in.ticket(client, head);
         if MonitoringEndpoints::takes_key(head) {
-            return Ticket { credential: key::digest(head).ok(), ..ticket };
+            return Ticket {
+                credential: key::digest(head).ok(),
+                ..ticket
+            };
         }
         ticket
     }
@@ -128,11 +132,18 @@ impl Console {
     pub fn lane(&self, request: &Request) -> Option<Lane> {
         let find = || {
             if MonitoringEndpoints::takes_key(&request.head) {
-                return self.monitoring.admit(&request.head, when::now()).ok().map(|key| key.id);
+                return self
+                    .monitoring
+                    .admit(&request.head, when::now())
+                    .ok()
+                    .map(|key| key.id);
             }
             self.sign_in.look_up_browser(&self.store, request);
             let session = page_request::presented(request.client, &request.head, SESSION)?;
-            let is_valid = self.store.has_token(&session, TokenKind::Session, when::now()).ok()?;
+            let is_valid = self
+                .store
+                .has_token(&session, TokenKind::Session, when::now())
+                .ok()?;
             is_valid.then(|| hex::encode(session.0))
         };
         let name = panic::catch_unwind(AssertUnwindSafe(find)).ok()??;
@@ -141,7 +152,11 @@ impl Console {
 
     /// The gateways that share the database; empty if it is a file.
     fn shared_gateways(&self) -> Result<Vec<Gateway>, StoreError> {
-        if self.config.database.file().is_some() { Ok(Vec::new()) } else { self.store.gateways() }
+        if self.config.database.file().is_some() {
+            Ok(Vec::new())
+        } else {
+            self.store.gateways()
+        }
     }
 
     /// Answers a request for which there is no room.
@@ -150,10 +165,13 @@ impl Console {
     }
 
     fn serve(&self, request: &Request) -> Response {
-        if let Some(answer) = assets::find(&request.head).or_else(|| self.monitoring.answer(request)) {
+        if let Some(answer) =
+            assets::find(&request.head).or_else(|| self.monitoring.answer(request))
+        {
             return answer;
         }
-        self.page(request).unwrap_or_else(|error| error_pages::error(None, request.client.peer, &error))
+        self.page(request)
+            .unwrap_or_else(|error| error_pages::error(None, request.client.peer, &error))
     }
 
     fn page(&self, http: &Request) -> PageResult {
@@ -169,9 +187,15 @@ impl Console {
             ("GET", "/sign-in", Some(_)) => Ok(layout::redirect("/")),
             (_, _, None) => Ok(sign_in::redirect_to_sign_in(&request)),
             (_, _, Some(session)) => {
-                let operator = Operator { console: self, request: &request, session };
+                let operator = Operator {
+                    console: self,
+                    request: &request,
+                    session,
+                };
                 let page = signed_in(&operator);
-                Ok(page.unwrap_or_else(|error| error_pages::error(Some(&operator), http.client.peer, &error)))
+                Ok(page.unwrap_or_else(|error| {
+                    error_pages::error(Some(&operator), http.client.peer, &error)
+                }))
             }
         }
     }
@@ -203,9 +227,14 @@ fn signed_in(operator: &Operator) -> PageResult {
         ("GET", ["audit"]) => audit::page(operator),
         ("GET", ["status"]) => status::page(operator),
         ("POST", ["status"]) => status::check_again(operator),
-        ("POST", ["keys" | "usage" | "requests" | "status" | "audit" | "sign-out", ..] | [""]) => {
-            Err(PageError::Method)
-        }
+        (
+            "POST",
+            [
+                "keys" | "usage" | "requests" | "status" | "audit" | "sign-out",
+                ..,
+            ]
+            | [""],
+        ) => Err(PageError::Method),
         _ => Err(PageError::NotFound),
     }
 }

@@ -61,9 +61,17 @@ impl MonitoringEndpoints {
                     is_available: self.store.outage().is_none(),
                     wal_bytes: self.store.wal_figures().bytes,
                 };
-                let runtimes = self.runtimes.as_ref().map_or_else(Vec::new, |all| all.status());
-                let expires = self.acceptor.as_ref().and_then(|acceptor| acceptor.expires());
-                let text = self.metrics.render(&self.load.snapshot(), ledger, &runtimes, &keys, expires);
+                let runtimes = self
+                    .runtimes
+                    .as_ref()
+                    .map_or_else(Vec::new, |all| all.status());
+                let expires = self
+                    .acceptor
+                    .as_ref()
+                    .and_then(|acceptor| acceptor.expires());
+                let text =
+                    self.metrics
+                        .render(&self.load.snapshot(), ledger, &runtimes, &keys, expires);
                 Response::new(200, METRICS_TEXT, text.into_bytes())
             }
             Err(failure) => {

@@ -51,11 +51,25 @@ impl<'a> PageRequest<'a> {
             method @ ("GET" | "POST") => method,
             _ => return Err(PageError::Method),
         };
-        let body =
-            request.body.as_deref().filter(|body| body.len() <= MAX_FORM).ok_or(PageError::TooLarge)?;
-        let form = Form::parse(if method == "POST" { str::from_utf8(body).unwrap_or("") } else { "" });
+        let body = request
+            .body
+            .as_deref()
+            .filter(|body| body.len() <= MAX_FORM)
+            .ok_or(PageError::TooLarge)?;
+        let form = Form::parse(if method == "POST" {
+            str::from_utf8(body).unwrap_or("")
+        } else {
+            ""
+        });
         let query = Form::parse(head.query());
-        Ok(Self { http: request, method, path: head.path(), query, form, now: when::now() })
+        Ok(Self {
+            http: request,
+            method,
+            path: head.path(),
+            query,
+            form,
+            now: when::now(),
+        })
     }
 
     /// A path with the query of this request.
@@ -70,21 +84,28 @@ impl<'a> PageRequest<'a> {
             "/sign-out" => "/",
             path => path,
         };
-        let is_typed =
-            |(name, value): &(&str, &str)| KeyForm::FIELDS.contains(name) && !contains_secret(value);
+        let is_typed = |(name, value): &(&str, &str)| {
+            KeyForm::FIELDS.contains(name) && !contains_secret(value)
+        };
         let mut fields: Vec<(&str, &str)> = self.form.pairs().filter(is_typed).collect();
         let token = self.cookie(BROWSER).map(form_token).unwrap_or_default();
         if !fields.is_empty() {
             fields.push((TYPED, &token));
         }
         let address = link(path, self.query.pairs().chain(fields));
-        if address.len() > MAX_TYPED_ADDRESS { path.to_owned() } else { address }
+        if address.len() > MAX_TYPED_ADDRESS {
+            path.to_owned()
+        } else {
+            address
+        }
     }
 
     /// The fields of a form, from such an address.
     pub fn typed(&self) -> Option<&Form> {
         let is_ours = |cookie: &str| self.query.get(TYPED) == form_token(cookie);
-        self.cookie(BROWSER).is_some_and(is_ours).then_some(&self.query)
+        self.cookie(BROWSER)
+            .is_some_and(is_ours)
+            .then_some(&self.query)
     }
 
     /// Refuses a form that another site's page sent. Browsers send the origin `null` for a page with `no-referrer`, as ours are;
@@ -98,11 +119,23 @@ impl<'a> PageRequest<'a> {
             (None, _) | (Some(b"null"), None) => true,
             (Some(origin), None) => str::from_utf8(origin)
                 .ok()
-                .and_then(|origin| origin.strip_prefix("http://").or(origin.strip_prefix("https://")))
-                .is_some_and(|authority| authority.eq_ignore_ascii_case(self.http.head.authority())),
+                .and_then(|origin| {
+                    origin
+                        .strip_prefix("http://")
+                        .or(origin.strip_prefix("https://"))
+                })
+                .is_some_and(|authority| {
+                    authority.eq_ignore_ascii_case(self.http.head.authority())
+                }),
             (Some(_), Some(_)) => false,
         };
-        if is_ours && self.http.head.header("sec-fetch-site").all(|site| site == b"same-origin") {
+        if is_ours
+            && self
+                .http
+                .head
+                .header("sec-fetch-site")
+                .all(|site| site == b"same-origin")
+        {
             return Ok(());
         }
         Err(PageError::Foreign)
@@ -120,7 +153,10 @@ impl<'a> PageRequest<'a> {
 
     /// The address for the log.
     pub fn client(&self) -> String {
-        self.http.client.peer.map_or("-".into(), |address| address.to_string())
+        self.http
+            .client
+            .peer
+            .map_or("-".into(), |address| address.to_string())
     }
 
     pub fn actor(&self) -> Actor {
@@ -135,7 +171,11 @@ impl<'a> PageRequest<'a> {
     pub fn set_cookie(&self, name: &str, value: &str, seconds: i64) -> String {
         let name = cookie_name(self.http.client, name);
         // A cookie that was set over HTTPS is sent over HTTPS only.
-        let secure = if self.http.client.secure { "; Secure" } else { "" };
+        let secure = if self.http.client.secure {
+            "; Secure"
+        } else {
+            ""
+        };
         format!("{name}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}")
     }
 

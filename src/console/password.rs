@@ -36,9 +36,16 @@ pub fn check(password: &str) -> Result<(), &'static str> {
 
 pub fn hash(password: &str) -> PasswordHash {
     let mut salt = vec![0; 16];
-    rand::rngs::SysRng.try_fill_bytes(&mut salt).expect("the operating system should give random bytes");
+    rand::rngs::SysRng
+        .try_fill_bytes(&mut salt)
+        .expect("the operating system should give random bytes");
     let hash = derive(password, &salt, MEMORY_KIB, PASSES).expect("the parameters should be good");
-    PasswordHash { salt, hash, memory_kib: MEMORY_KIB, passes: PASSES }
+    PasswordHash {
+        salt,
+        hash,
+        memory_kib: MEMORY_KIB,
+        passes: PASSES,
+    }
 }
 
 /// Compares a password with the stored hash, which takes some hundredths of a second and 9 MiB.
@@ -47,7 +54,10 @@ pub fn verify(password: &str, kept: &PasswordHash) -> bool {
         return false;
     };
     // Every byte is compared, so that the time does not depend on the number of wrong ones.
-    let differences = found.iter().zip(&kept.hash).fold(0, |all, (a, b)| all | (a ^ b));
+    let differences = found
+        .iter()
+        .zip(&kept.hash)
+        .fold(0, |all, (a, b)| all | (a ^ b));
     found.len() == kept.hash.len() && differences == 0
 }
 
@@ -68,10 +78,21 @@ mod tests {
 
     #[test]
     fn passwords_that_can_be_used() {
-        for good in ["twelve chars", "ünïcödé wörd", "correct horse battery staple", &"x".repeat(1024)] {
+        for good in [
+            "twelve chars",
+            "ünïcödé wörd",
+            "correct horse battery staple",
+            &"x".repeat(1024),
+        ] {
             assert!(check(good).is_ok(), "{good}");
         }
-        for bad in ["", "eleven char", "ééééééééééé", "tab\tin the middle", &"x".repeat(1025)] {
+        for bad in [
+            "",
+            "eleven char",
+            "ééééééééééé",
+            "tab\tin the middle",
+            &"x".repeat(1025),
+        ] {
             assert!(check(bad).is_err(), "{bad:?}");
         }
     }
@@ -80,11 +101,25 @@ mod tests {
     fn one_password_and_no_other() {
         let kept = hash("correct horse battery staple");
         assert!(verify("correct horse battery staple", &kept));
-        for wrong in ["", "correct horse battery stapl", "Correct horse battery staple"] {
+        for wrong in [
+            "",
+            "correct horse battery stapl",
+            "Correct horse battery staple",
+        ] {
             assert!(!verify(wrong, &kept), "{wrong}");
         }
-        assert_ne!(hash("correct horse battery staple").hash, kept.hash, "every hash has its own salt");
+        assert_ne!(
+            hash("correct horse battery staple").hash,
+            kept.hash,
+            "every hash has its own salt"
+        );
         assert!(!format!("{kept:?}").contains("horse"));
-        assert!(!verify("correct horse battery staple", &PasswordHash { hash: vec![], ..kept }));
+        assert!(!verify(
+            "correct horse battery staple",
+            &PasswordHash {
+                hash: vec![],
+                ..kept
+            }
+        ));
     }
 }

@@ -45,7 +45,10 @@ pub fn page(operator: &Operator, id: &str) -> PageResult {
         return Ok(missing(operator, id, text));
     };
     let keys = console.store.list_keys()?;
-    let name_now = keys.iter().find(|key| key.id == row.key_id).map(|key| key.name.as_str());
+    let name_now = keys
+        .iter()
+        .find(|key| key.id == row.key_id)
+        .map(|key| key.name.as_str());
     let content = html! {
         main {
             p.crumbs { a href=(operator.request.with_query("/requests")) { "Requests" } " / Request" }
@@ -73,7 +76,12 @@ pub fn page(operator: &Operator, id: &str) -> PageResult {
             p.muted { "What was asked and answered is kept nowhere. The service’s log has a line with the same id." }
         }
     };
-    Ok(layout::operator_page(operator, "/requests", "Request", &content))
+    Ok(layout::operator_page(
+        operator,
+        "/requests",
+        "Request",
+        &content,
+    ))
 }
 
 pub fn find_form() -> Markup {
@@ -110,9 +118,14 @@ fn summary(row: &LedgerRow) -> String {
         (None, _, _) => "The service ended before it was answered. Nothing was sent.".into(),
         (Some(200), _, Some(ms)) => format!("Answered in {}.", format::duration(ms)),
         (Some(status), _, Some(ms)) if row.runtime_ms.is_none() => {
-            format!("Answered with {status} after {}, before the runtime was asked.", format::duration(ms))
+            format!(
+                "Answered with {status} after {}, before the runtime was asked.",
+                format::duration(ms)
+            )
         }
-        (Some(status), _, Some(ms)) => format!("Answered with {status} after {}.", format::duration(ms)),
+        (Some(status), _, Some(ms)) => {
+            format!("Answered with {status} after {}.", format::duration(ms))
+        }
         (Some(status), _, None) => format!("Answered with {status}."),
     }
 }
@@ -135,7 +148,9 @@ fn advice(row: &LedgerRow) -> Option<&'static str> {
             "The runtime could not be reached, took too long or gave no usable answer. The service’s log has the \
              reason, under this id; Status shows whether it answers now."
         }
-        "search_unavailable" => "The answer needed Search, which could not be asked or gave no usable reply.",
+        "search_unavailable" => {
+            "The answer needed Search, which could not be asked or gave no usable reply."
+        }
         "service_unavailable" => {
             "The service could not do its part: no runtime is configured, or the ledger could not be written. Its log \
              has the reason, under this id."
@@ -171,7 +186,11 @@ fn timeline(row: &LedgerRow) -> Markup {
     let Some(all) = row.duration_ms.filter(|all| *all > 0.0) else {
         return html! {};
     };
-    let own = all - [row.queue_ms, row.search_ms, row.runtime_ms].into_iter().flatten().sum::<f64>();
+    let own = all
+        - [row.queue_ms, row.search_ms, row.runtime_ms]
+            .into_iter()
+            .flatten()
+            .sum::<f64>();
     let parts = [
         ("Queue", "t0", row.queue_ms),
         ("Gateway", "t1", Some(own.max(0.0))),
@@ -179,8 +198,16 @@ fn timeline(row: &LedgerRow) -> Markup {
         ("Runtime", "t3", row.runtime_ms),
     ];
     // A part that was not measured has no place in the bar.
-    let parts: Vec<_> = parts.into_iter().filter_map(|(name, class, ms)| Some((name, class, ms?))).collect();
-    let scale = 1000.0 / parts.iter().map(|(_, _, ms)| ms).sum::<f64>().max(f64::MIN_POSITIVE);
+    let parts: Vec<_> = parts
+        .into_iter()
+        .filter_map(|(name, class, ms)| Some((name, class, ms?)))
+        .collect();
+    let scale = 1000.0
+        / parts
+            .iter()
+            .map(|(_, _, ms)| ms)
+            .sum::<f64>()
+            .max(f64::MIN_POSITIVE);
     let mut x = 0.0;
     let mut drawn = Vec::new();
     for (name, class, ms) in parts {
@@ -208,8 +235,12 @@ mod tests {
     #[test]
     fn an_id_is_found_in_what_was_pasted() {
         let id = "chatcmpl_0123456789abcdef0123456789abcdef";
-        for text in [id, &format!("  {id}\n"), &format!("{{\"request_id\": \"{id}\"}}"), &format!("é{id}.")]
-        {
+        for text in [
+            id,
+            &format!("  {id}\n"),
+            &format!("{{\"request_id\": \"{id}\"}}"),
+            &format!("é{id}."),
+        ] {
             assert_eq!(id_in(text), Some(id), "{text}");
         }
         for text in [

@@ -14,11 +14,22 @@ use crate::text::grouped;
 const ROWS_PER_PAGE: usize = 50;
 
 /// The last one is for a database that several gateways share.
-const COLUMNS: [&str; 9] =
-    ["Time (UTC)", "Request", "Key", "Outcome", "Tokens in", "Tokens out", "Runtime", "Total", "Gateway"];
+const COLUMNS: [&str; 9] = [
+    "Time (UTC)",
+    "Request",
+    "Key",
+    "Outcome",
+    "Tokens in",
+    "Tokens out",
+    "Runtime",
+    "Total",
+    "Gateway",
+];
 
 pub fn page(operator: &Operator) -> PageResult {
-    let Operator { console, request, .. } = *operator;
+    let Operator {
+        console, request, ..
+    } = *operator;
     let keys = console.store.list_keys()?;
     let view = UsageView::of(operator)?.with_key(&console.store, &keys)?;
     let gateways = console.shared_gateways()?;
@@ -26,27 +37,48 @@ pub fn page(operator: &Operator) -> PageResult {
     let (before, after) = (id("before"), id("after"));
     let listing = match after {
         Some(after) => {
-            let mut listing = console.store.oldest(&view.row_filter(), Some(after), ROWS_PER_PAGE)?;
+            let mut listing =
+                console
+                    .store
+                    .oldest(&view.row_filter(), Some(after), ROWS_PER_PAGE)?;
             listing.rows.reverse();
             listing
         }
-        None => console.store.newest(&view.row_filter(), before, ROWS_PER_PAGE)?,
+        None => console
+            .store
+            .newest(&view.row_filter(), before, ROWS_PER_PAGE)?,
     };
     let is_cut = listing.searched_to.is_some();
     let (later, earlier) = match after {
-        Some(_) => (listing.next.clone(), listing.rows.last().map(|row| row.request_id.clone())),
+        Some(_) => (
+            listing.next.clone(),
+            listing.rows.last().map(|row| row.request_id.clone()),
+        ),
         None => {
             let first = listing.rows.first().map(|row| row.request_id.as_str());
-            (before.map(|before| first.unwrap_or(before).to_owned()), listing.next.clone())
+            (
+                before.map(|before| first.unwrap_or(before).to_owned()),
+                listing.next.clone(),
+            )
         }
     };
     let newest = view.address("/requests");
     let address = |name: &str, id: &str| format!("{newest}&{name}={id}");
-    let text = if is_cut && after.is_some() { "← Search later requests" } else { "← Later requests" };
+    let text = if is_cut && after.is_some() {
+        "← Search later requests"
+    } else {
+        "← Later requests"
+    };
     let previous = later.map(|id| [("« Newest", newest.clone()), (text, address("after", &id))]);
-    let text = if is_cut && after.is_none() { "Search earlier requests →" } else { "Earlier requests →" };
+    let text = if is_cut && after.is_none() {
+        "Search earlier requests →"
+    } else {
+        "Earlier requests →"
+    };
     let next = earlier.map(|id| (text, address("before", &id)));
-    let place = before.map(|id| address("before", id)).or(after.map(|id| address("after", id)));
+    let place = before
+        .map(|id| address("before", id))
+        .or(after.map(|id| address("after", id)));
     let here = place.unwrap_or_else(|| newest.clone());
     let content = html! {
         main {
@@ -61,13 +93,31 @@ pub fn page(operator: &Operator) -> PageResult {
             }
         }
     };
-    Ok(layout::operator_page(operator, "/requests", "Requests", &content))
+    Ok(layout::operator_page(
+        operator,
+        "/requests",
+        "Requests",
+        &content,
+    ))
 }
 
 /// The table. A request's page has the query of `here`, so that it leads back.
-fn list(view: &UsageView, listing: &Listing, is_forward: bool, with_gateway: bool, here: &str) -> Markup {
-    let columns = if with_gateway { COLUMNS.len() } else { COLUMNS.len() - 1 };
-    let rows = listing.rows.iter().map(|row| cells(row, here).into_iter().take(columns).collect());
+fn list(
+    view: &UsageView,
+    listing: &Listing,
+    is_forward: bool,
+    with_gateway: bool,
+    here: &str,
+) -> Markup {
+    let columns = if with_gateway {
+        COLUMNS.len()
+    } else {
+        COLUMNS.len() - 1
+    };
+    let rows = listing
+        .rows
+        .iter()
+        .map(|row| cells(row, here).into_iter().take(columns).collect());
     let searched = listing.searched_to.as_ref().map(|last| {
         let way = if is_forward { "up" } else { "back" };
         let end = format::second(RequestId::time_of(last).unwrap_or(0));
@@ -94,7 +144,9 @@ fn list(view: &UsageView, listing: &Listing, is_forward: bool, with_gateway: boo
 fn cells(row: &LedgerRow, here: &str) -> [Markup; COLUMNS.len()] {
     let id = &row.request_id;
     // Its first digits are the time.
-    let short_id = id.get(id.len().saturating_sub(6)..).map_or(id.clone(), |end| format!("chatcmpl_…{end}"));
+    let short_id = id
+        .get(id.len().saturating_sub(6)..)
+        .map_or(id.clone(), |end| format!("chatcmpl_…{end}"));
     [
         format::second(row.created),
         html! { a href=(here.replacen("/requests", &format!("/requests/{id}"), 1)) { code { (short_id) } } },

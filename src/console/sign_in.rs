@@ -35,7 +35,10 @@ pub struct SignIn {
 impl SignIn {
     pub fn new(store: &Store) -> Self {
         let throttle = Mutex::new(SignInThrottle::new(Instant::now()));
-        let sign_in = Self { throttle, browsers: Mutex::default() };
+        let sign_in = Self {
+            throttle,
+            browsers: Mutex::default(),
+        };
         if let Err(error) = sign_in.read_browsers(store, when::now()) {
             log::warn!("console: could not read the known browsers: {error}");
         }
@@ -45,7 +48,8 @@ impl SignIn {
     /// The place of a request in the queue. A known browser has a lane of its own and so have the clients on this host:
     /// strangers can neither delay them nor take their places.
     pub fn ticket(&self, client: ClientInfo, head: &RequestHead) -> Ticket {
-        let browser = presented(client, head, BROWSER).filter(|digest| self.browsers().contains(digest));
+        let browser =
+            presented(client, head, BROWSER).filter(|digest| self.browsers().contains(digest));
         let (lane, origin) = match SignInSource::new(client, browser) {
             SignInSource::Browser(digest) => (Some(hex::encode(digest.0).into()), None),
             SignInSource::Loopback => (Some("loopback".into()), None),
@@ -81,15 +85,29 @@ impl SignIn {
 
     /// Verifies a password. The queue runs one such request at a time, so hashing needs its memory once, and the others wait
     /// in their lanes without a thread.
-    pub fn submit(&self, console: &Console, request: &PageRequest, kept: &PasswordHash) -> PageResult {
+    pub fn submit(
+        &self,
+        console: &Console,
+        request: &PageRequest,
+        kept: &PasswordHash,
+    ) -> PageResult {
         let refused = |status: u16, alert: Markup| form(console, request, Some((status, alert)));
-        let wrong = || Ok(refused(401, html! { "That is not the password. Try again." }));
-        if !request.cookie(VISITOR).is_some_and(|cookie| request.has_token_of(cookie)) {
+        let wrong = || {
+            Ok(refused(
+                401,
+                html! { "That is not the password. Try again." },
+            ))
+        };
+        if !request
+            .cookie(VISITOR)
+            .is_some_and(|cookie| request.has_token_of(cookie))
+        {
             return Ok(refused(403, html! { "The form was too old. Try again." }));
         }
         self.read_browsers(&console.store, request.now)?;
-        let browser =
-            request.cookie(BROWSER).filter(|token| self.browsers().contains(&SecretDigest::of(token)));
+        let browser = request
+            .cookie(BROWSER)
+            .filter(|token| self.browsers().contains(&SecretDigest::of(token)));
         let source = SignInSource::new(request.http.client, browser.map(SecretDigest::of));
         let throttle = || lock(&self.throttle);
         if let Err(wait) = throttle().try_now(source, Instant::now()) {
@@ -102,7 +120,9 @@ impl SignIn {
         }
         if !password::verify(request.form.get("password"), kept) {
             throttle().failed(source, Instant::now());
-            console.store.note_failed_sign_in(request.http.client.peer, request.now);
+            console
+                .store
+                .note_failed_sign_in(request.http.client.peer, request.now);
             if logging::allow_stranger(FailureCause::SignIn, request.http.client.peer) {
                 log::warn!("console: sign-in failed, client={}", request.client());
             }
@@ -110,12 +130,18 @@ impl SignIn {
         }
         throttle().succeeded(source);
         // A known browser keeps its token, so that it stays known if this response is lost.
-        let (session, browser) = (secret_hex::<32>(), browser.map_or_else(secret_hex::<32>, str::to_owned));
+        let (session, browser) = (
+            secret_hex::<32>(),
+            browser.map_or_else(secret_hex::<32>, str::to_owned),
+        );
         let tokens = [
             (SecretDigest::of(&session), TokenKind::Session, SESSION_TIME),
             (SecretDigest::of(&browser), TokenKind::Browser, BROWSER_TIME),
         ];
-        if !console.store.sign_in(tokens, request.now, kept, &request.actor())? {
+        if !console
+            .store
+            .sign_in(tokens, request.now, kept, &request.actor())?
+        {
             // The password was changed meanwhile.
             return wrong();
         }
@@ -123,8 +149,14 @@ impl SignIn {
         let _ = self.read_browsers(&console.store, request.now);
         log::info!("console: operator signed in, client={}", request.client());
         Ok(layout::redirect(own_address(request.form.get("next")))
-            .with("set-cookie", request.set_cookie(SESSION, &session, BROWSER_TIME))
-            .with("set-cookie", request.set_cookie(BROWSER, &browser, BROWSER_TIME)))
+            .with(
+                "set-cookie",
+                request.set_cookie(SESSION, &session, BROWSER_TIME),
+            )
+            .with(
+                "set-cookie",
+                request.set_cookie(BROWSER, &browser, BROWSER_TIME),
+            ))
     }
 }
 
@@ -134,7 +166,11 @@ pub fn form(console: &Console, request: &PageRequest, refused: Option<(u16, Mark
     let known = request.cookie(VISITOR).filter(|cookie| cookie.len() == 64);
     let fresh = secret_hex::<32>();
     let visitor = known.unwrap_or(&fresh);
-    let next = if request.method == "POST" { request.form.get("next") } else { request.query.get("next") };
+    let next = if request.method == "POST" {
+        request.form.get("next")
+    } else {
+        request.query.get("next")
+    };
     let (status, alert) = refused.unzip();
     let content = html! {
         main.narrow {
@@ -158,13 +194,21 @@ pub fn form(console: &Console, request: &PageRequest, refused: Option<(u16, Mark
             }
         }
     };
-    layout::plain_page(status.unwrap_or(200), "Sign in", &content)
-        .with("set-cookie", request.set_cookie(VISITOR, visitor, SESSION_TIME))
+    layout::plain_page(status.unwrap_or(200), "Sign in", &content).with(
+        "set-cookie",
+        request.set_cookie(VISITOR, visitor, SESSION_TIME),
+    )
 }
 
 pub fn sign_out(operator: &Operator) -> PageResult {
-    operator.console.store.remove_token(SecretDigest::of(operator.session))?;
-    Ok(layout::redirect("/sign-in").with("set-cookie", operator.request.set_cookie(SESSION, "", 0)))
+    operator
+        .console
+        .store
+        .remove_token(SecretDigest::of(operator.session))?;
+    Ok(
+        layout::redirect("/sign-in")
+            .with("set-cookie", operator.request.set_cookie(SESSION, "", 0)),
+    )
 }
 
 /// Redirects to the sign-in page, which leads back to the requested one.
@@ -180,8 +224,16 @@ pub fn redirect_to_sign_in(request: &PageRequest) -> Response {
         Some(_) => "page",
         None => "",
     };
-    let next = if is_form { request.typed_address() } else { address };
-    let next = if matches!(next.as_str(), "/" | "/keys") { "" } else { &next };
+    let next = if is_form {
+        request.typed_address()
+    } else {
+        address
+    };
+    let next = if matches!(next.as_str(), "/" | "/keys") {
+        ""
+    } else {
+        &next
+    };
     layout::redirect(&link("/sign-in", [("ended", ended), ("next", next)]))
 }
 
@@ -189,7 +241,9 @@ pub fn redirect_to_sign_in(request: &PageRequest) -> Response {
 fn own_address(next: &str) -> &str {
     let is_ours = next.starts_with('/')
         && !next.starts_with("//")
-        && next.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\');
+        && next
+            .bytes()
+            .all(|byte| byte.is_ascii_graphic() && byte != b'\\');
     if is_ours { next } else { "/" }
 }
 
@@ -202,9 +256,16 @@ mod tests {
         for good in ["/", "/usage", "/usage?range=7d&key=key_1", "/a//b"] {
             assert_eq!(own_address(good), good);
         }
-        for bad in
-            ["", "//evil.test", "https://evil.test", "/\\evil.test", "usage", "/a\r\nx: y", "/a b", "/é"]
-        {
+        for bad in [
+            "",
+            "//evil.test",
+            "https://evil.test",
+            "/\\evil.test",
+            "usage",
+            "/a\r\nx: y",
+            "/a b",
+            "/é",
+        ] {
             assert_eq!(own_address(bad), "/", "{bad:?}");
         }
     }

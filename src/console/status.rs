@@ -47,16 +47,26 @@ pub fn page(operator: &Operator) -> PageResult {
     };
     let response = layout::operator_page(operator, "/status", "Status", &content);
     // The page reloads without a script until the checks are done.
-    Ok(if is_running { response.with("refresh", "1; url=/status") } else { response })
+    Ok(if is_running {
+        response.with("refresh", "1; url=/status")
+    } else {
+        response
+    })
 }
 
 pub fn check_again(operator: &Operator) -> PageResult {
-    operator.console.checks.start(operator.console, Duration::ZERO);
+    operator
+        .console
+        .checks
+        .start(operator.console, Duration::ZERO);
     Ok(layout::redirect("/status"))
 }
 
 fn lead(parts: &[PartState], checked: Option<i64>, is_running: bool) -> Markup {
-    let notes = parts.iter().filter(|part| part.verdict == Some(Verdict::Warn)).count();
+    let notes = parts
+        .iter()
+        .filter(|part| part.verdict == Some(Verdict::Warn))
+        .count();
     html! {
         p.lead role="status" {
             @if let Some(trouble) = verdict::trouble(parts) {
@@ -81,7 +91,11 @@ fn table(parts: &[PartState]) -> Markup {
         };
         vec![html! { (part.name) }, badge, details(part)]
     };
-    cards("findings", &["Part", "State", "Details"].map(heading), parts.iter().map(cells))
+    cards(
+        "findings",
+        &["Part", "State", "Details"].map(heading),
+        parts.iter().map(cells),
+    )
 }
 
 fn details(part: &PartState) -> Markup {
@@ -102,11 +116,13 @@ fn details(part: &PartState) -> Markup {
 /// Facts that no check reports.
 fn facts(console: &Console) -> Markup {
     let load = console.monitoring.load.snapshot();
-    let [buffered, buffer_limit] =
-        [load.buffered_bytes.now, load.buffered_bytes.most].map(|bytes| bytes as f64 / 1024.0 / 1024.0);
+    let [buffered, buffer_limit] = [load.buffered_bytes.now, load.buffered_bytes.most]
+        .map(|bytes| bytes as f64 / 1024.0 / 1024.0);
     let wal = console.store.wal_figures();
     let file = console.config.database.file();
-    let size = file.and_then(|file| file.metadata().ok()).map(|file| file.len());
+    let size = file
+        .and_then(|file| file.metadata().ok())
+        .map(|file| file.len());
     html! {
         h2 { "The service" }
         dl.facts {
@@ -139,8 +155,11 @@ fn searches(console: &Console) -> Option<String> {
         GroundingMode::Match => "match",
         GroundingMode::Auto => "auto",
     };
-    let [found, nothing, unavailable] =
-        console.monitoring.metrics.searches().map(|number| grouped(number as i64));
+    let [found, nothing, unavailable] = console
+        .monitoring
+        .metrics
+        .searches()
+        .map(|number| grouped(number as i64));
     Some(format!(
         "{mode}; since the start {found} searches with passages, {nothing} without, {unavailable} unavailable"
     ))
@@ -179,7 +198,10 @@ fn queue_by_key(console: &Console) -> Result<Markup, StoreError> {
     let keys = console.store.list_keys()?;
     lanes.sort_by_key(|lane| Reverse((lane.waiting, lane.running, lane.shed)));
     let rows = lanes.iter().map(|lane| {
-        let name = keys.iter().find(|key| key.id == *lane.name).map_or(&*lane.name, |key| &key.name);
+        let name = keys
+            .iter()
+            .find(|key| key.id == *lane.name)
+            .map_or(&*lane.name, |key| &key.name);
         let figures = [
             grouped(lane.waiting as i64),
             lane.longest_wait.map_or("–".into(), format::long_duration),
@@ -187,7 +209,11 @@ fn queue_by_key(console: &Console) -> Result<Markup, StoreError> {
             lane.limit.map_or("–".into(), |limit| grouped(limit as i64)),
             grouped(lane.shed as i64),
         ];
-        [name.to_owned()].into_iter().chain(figures).map(|text| html! { (text) }).collect()
+        [name.to_owned()]
+            .into_iter()
+            .chain(figures)
+            .map(|text| html! { (text) })
+            .collect()
     });
     let headings = ["Key", "Waiting", "Longest wait", "Running", "Limit", "Shed"].map(heading);
     Ok(html! {
@@ -198,5 +224,9 @@ fn queue_by_key(console: &Console) -> Result<Markup, StoreError> {
 }
 
 fn level(level: Level) -> String {
-    format!("{} of {}", grouped(level.now as i64), grouped(level.most as i64))
+    format!(
+        "{} of {}",
+        grouped(level.now as i64),
+        grouped(level.most as i64)
+    )
 }

@@ -46,7 +46,8 @@ impl SignInSource {
     pub fn new(client: ClientInfo, browser: Option<SecretDigest>) -> Self {
         // Every program on this host has one of these addresses, unless it chooses another one from 127.0.0.0/8. A guesser
         // could choose a new one for each guess, so those count as strangers.
-        let is_usual = |address: IpAddr| address == Ipv4Addr::LOCALHOST || address == Ipv6Addr::LOCALHOST;
+        let is_usual =
+            |address: IpAddr| address == Ipv4Addr::LOCALHOST || address == Ipv6Addr::LOCALHOST;
         match browser {
             Some(digest) => Self::Browser(digest),
             None if client.is_local() && client.peer.is_none_or(is_usual) => Self::Loopback,
@@ -78,15 +79,22 @@ pub struct SignInThrottle {
 
 impl SignInThrottle {
     pub fn new(now: Instant) -> Self {
-        Self { failures: HashMap::new(), budget: BUDGET, filled: now }
+        Self {
+            failures: HashMap::new(),
+            budget: BUDGET,
+            filled: now,
+        }
     }
 
     /// Takes one attempt from the budget, or returns the time to wait for it.
     pub fn try_now(&mut self, source: SignInSource, now: Instant) -> Result<(), Duration> {
-        self.failures.retain(|_, failures| now.duration_since(failures.last) < FORGOTTEN);
+        self.failures
+            .retain(|_, failures| now.duration_since(failures.last) < FORGOTTEN);
         let failures = self.failures.get(&source);
         if let Some(failures) = failures {
-            let left = failures.wait().saturating_sub(now.duration_since(failures.last));
+            let left = failures
+                .wait()
+                .saturating_sub(now.duration_since(failures.last));
             if !left.is_zero() {
                 return Err(left);
             }
@@ -98,7 +106,9 @@ impl SignInThrottle {
             self.budget = (self.budget + passed * REFILL_PER_SECOND).min(BUDGET);
             self.filled = now;
             if self.budget < needed {
-                return Err(Duration::from_secs_f64((needed - self.budget) / REFILL_PER_SECOND));
+                return Err(Duration::from_secs_f64(
+                    (needed - self.budget) / REFILL_PER_SECOND,
+                ));
             }
             self.budget -= 1.0;
         }
@@ -108,11 +118,17 @@ impl SignInThrottle {
     pub fn failed(&mut self, source: SignInSource, now: Instant) {
         if self.failures.len() >= REMEMBERED && !self.failures.contains_key(&source) {
             // The shared budget holds even if an address is forgotten.
-            let oldest =
-                self.failures.iter().min_by_key(|(_, failures)| failures.last).map(|(source, _)| *source);
+            let oldest = self
+                .failures
+                .iter()
+                .min_by_key(|(_, failures)| failures.last)
+                .map(|(source, _)| *source);
             oldest.and_then(|oldest| self.failures.remove(&oldest));
         }
-        let failures = self.failures.entry(source).or_insert(Failures { count: 0, last: now });
+        let failures = self.failures.entry(source).or_insert(Failures {
+            count: 0,
+            last: now,
+        });
         failures.count = failures.count.saturating_add(1);
         failures.last = now;
     }
@@ -148,10 +164,16 @@ mod tests {
         }
         assert_eq!(waits, [1, 2, 4, 8, 16, 32, 60]);
         assert!(throttle.try_now(stranger(1), now).is_err());
-        throttle.try_now(stranger(2), now).expect("another address has not failed");
-        throttle.try_now(stranger(1), now + LONGEST).expect("no address is locked out");
+        throttle
+            .try_now(stranger(2), now)
+            .expect("another address has not failed");
+        throttle
+            .try_now(stranger(1), now + LONGEST)
+            .expect("no address is locked out");
         throttle.succeeded(stranger(1));
-        throttle.try_now(stranger(1), now).expect("a correct password clears the count");
+        throttle
+            .try_now(stranger(1), now)
+            .expect("a correct password clears the count");
     }
 
     #[test]
@@ -166,17 +188,27 @@ mod tests {
             }
         }
         assert_eq!(tried, 60);
-        let wait = throttle.try_now(stranger(9999), now).expect_err("the budget is used up");
+        let wait = throttle
+            .try_now(stranger(9999), now)
+            .expect_err("the budget is used up");
         assert!(wait <= Duration::from_secs(2), "{wait:?}");
-        for source in [SignInSource::Browser(SecretDigest::of("known")), SignInSource::Loopback] {
+        for source in [
+            SignInSource::Browser(SecretDigest::of("known")),
+            SignInSource::Loopback,
+        ] {
             let mut tried = 0;
             while throttle.try_now(source, now).is_ok() {
                 tried += 1;
                 throttle.failed(source, now);
             }
-            assert_eq!(tried, 5, "{source:?} has its own, and waits like an address");
+            assert_eq!(
+                tried, 5,
+                "{source:?} has its own, and waits like an address"
+            );
         }
-        throttle.try_now(stranger(9999), now + wait).expect("one more after the wait");
+        throttle
+            .try_now(stranger(9999), now + wait)
+            .expect("one more after the wait");
         for number in 0..5000 {
             throttle.failed(stranger(number), now);
         }
@@ -203,7 +235,10 @@ mod tests {
             now += Duration::from_secs(1);
         }
         assert_eq!(refused, 0);
-        assert!((400..=60 + 450).contains(&guesses), "{guesses}: the limit is the same");
+        assert!(
+            (400..=60 + 450).contains(&guesses),
+            "{guesses}: the limit is the same"
+        );
     }
 
     #[test]
@@ -215,14 +250,24 @@ mod tests {
                 throttle.failed(stranger(number), now);
             }
         }
-        throttle.try_now(stranger(1000), now).expect("the operator has not failed yet");
+        throttle
+            .try_now(stranger(1000), now)
+            .expect("the operator has not failed yet");
     }
 
     #[test]
     fn sources_of_sign_ins() {
-        let client = |text: &str, proxied| ClientInfo { peer: text.parse().ok(), proxied, secure: false };
+        let client = |text: &str, proxied| ClientInfo {
+            peer: text.parse().ok(),
+            proxied,
+            secure: false,
+        };
         let source = |text: &str| SignInSource::new(client(text, false), None);
-        assert_eq!(source("2001:db8:1:2::1"), source("2001:db8:1:3:ffff::9"), "a network of IPv6 is one");
+        assert_eq!(
+            source("2001:db8:1:2::1"),
+            source("2001:db8:1:3:ffff::9"),
+            "a network of IPv6 is one"
+        );
         assert_ne!(source("2001:db8:1:2::1"), source("2001:db8:2:2::1"));
         assert_ne!(source("10.0.0.1"), source("10.0.0.2"));
         for local in ["127.0.0.1", "::1", "unix"] {
@@ -233,7 +278,11 @@ mod tests {
                 "{local}"
             );
         }
-        assert_ne!(source("127.0.0.2"), source("127.0.0.3"), "these have to be chosen");
+        assert_ne!(
+            source("127.0.0.2"),
+            source("127.0.0.3"),
+            "these have to be chosen"
+        );
         assert_ne!(source("127.0.0.2"), SignInSource::Loopback);
         let known = SignInSource::new(client("10.0.0.1", true), Some(SecretDigest::of("known")));
         assert_eq!(known, SignInSource::Browser(SecretDigest::of("known")));

@@ -12,7 +12,9 @@ use crate::store::{Key, Sums};
 use crate::text::{count, grouped};
 
 pub fn page(operator: &Operator) -> PageResult {
-    let Operator { console, request, .. } = *operator;
+    let Operator {
+        console, request, ..
+    } = *operator;
     let keys = console.store.list_keys()?;
     let view = UsageView::of(operator)?
         .without_row_filters()
@@ -31,7 +33,10 @@ pub fn page(operator: &Operator) -> PageResult {
 }
 
 fn overview(view: &UsageView, keys: &[Key], report: &UsageReport, page: usize, now: i64) -> Markup {
-    let (charts, figures) = chart::draw(&usage_charts::all(report), &usage_charts::axis(view, report, now));
+    let (charts, figures) = chart::draw(
+        &usage_charts::all(report),
+        &usage_charts::axis(view, report, now),
+    );
     html! {
         (filters::range(view, now))
         (cards(view, report))
@@ -59,11 +64,17 @@ fn overview(view: &UsageView, keys: &[Key], report: &UsageReport, page: usize, n
 }
 
 fn cards(view: &UsageView, report: &UsageReport) -> Markup {
-    let UsageReport { all, shown, durations, .. } = report;
+    let UsageReport {
+        all,
+        shown,
+        durations,
+        ..
+    } = report;
     let [prompt, completion, total] = tokens(shown);
     let [median, p95, p99] = [0.5, 0.95, 0.99]
         .map(|share| percentile(durations, share).map_or("–".into(), format::exact_duration));
-    let requests = |outcome: &str, text: String| html! { a href=(view.requests_address(outcome)) { (text) } };
+    let requests =
+        |outcome: &str, text: String| html! { a href=(view.requests_address(outcome)) { (text) } };
     let base = match view.outcome.as_str() {
         "" => requests("ok", format!("{} succeeded", grouped(all.succeeded()))),
         _ => requests("", format!("of {}", grouped(all.requests))),
@@ -99,7 +110,9 @@ fn cards(view: &UsageView, report: &UsageReport) -> Markup {
 /// The tokens in, out and in all. A sum is unknown, not zero, if no completion was measured; every prompt has tokens.
 pub fn tokens(sums: &Sums) -> [Option<i64>; 3] {
     let total = sums.measured().filter(|_| sums.succeeded() > 0);
-    let prompt = total.and(Some(sums.prompt_tokens)).filter(|tokens| *tokens > 0);
+    let prompt = total
+        .and(Some(sums.prompt_tokens))
+        .filter(|tokens| *tokens > 0);
     [prompt, total.and(Some(sums.completion_tokens)), total]
 }
 
@@ -120,7 +133,11 @@ pub fn rate(part: i64, all: i64) -> String {
 
 fn errors(view: &UsageView, report: &UsageReport) -> Markup {
     let cells = |(status, code, requests): &(Option<i64>, String, i64)| {
-        let of_code = UsageView { outcome: code.clone(), ..view.clone() }.address("/usage");
+        let of_code = UsageView {
+            outcome: code.clone(),
+            ..view.clone()
+        }
+        .address("/usage");
         vec![
             // A phone breaks the line after a word of the code.
             html! { a href=(of_code) { @for word in code.split_inclusive('_') { (word) wbr; } } },

@@ -14,16 +14,47 @@ use crate::text::grouped;
 const KEYS_PER_PAGE: usize = 20;
 
 pub const COLUMNS: [SortColumn; 7] = [
-    SortColumn { word: "key", heading: "Key", greatest_first: false },
-    SortColumn { word: "requests", heading: "Requests", greatest_first: true },
-    SortColumn { word: "success", heading: "Succeeded", greatest_first: true },
-    SortColumn { word: "in", heading: "Tokens in", greatest_first: true },
-    SortColumn { word: "out", heading: "Tokens out", greatest_first: true },
-    SortColumn { word: "tokens", heading: "Total tokens", greatest_first: true },
-    SortColumn { word: "share", heading: "Share of tokens", greatest_first: true },
+    SortColumn {
+        word: "key",
+        heading: "Key",
+        greatest_first: false,
+    },
+    SortColumn {
+        word: "requests",
+        heading: "Requests",
+        greatest_first: true,
+    },
+    SortColumn {
+        word: "success",
+        heading: "Succeeded",
+        greatest_first: true,
+    },
+    SortColumn {
+        word: "in",
+        heading: "Tokens in",
+        greatest_first: true,
+    },
+    SortColumn {
+        word: "out",
+        heading: "Tokens out",
+        greatest_first: true,
+    },
+    SortColumn {
+        word: "tokens",
+        heading: "Total tokens",
+        greatest_first: true,
+    },
+    SortColumn {
+        word: "share",
+        heading: "Share of tokens",
+        greatest_first: true,
+    },
 ];
 
-pub const DEFAULT_ORDER: SortOrder = SortOrder { column: "tokens", is_descending: true };
+pub const DEFAULT_ORDER: SortOrder = SortOrder {
+    column: "tokens",
+    is_descending: true,
+};
 
 /// Compares two keys; equal ones are in the order of their names.
 fn compare(order: SortOrder, a: &KeyUsage, b: &KeyUsage) -> Ordering {
@@ -35,7 +66,11 @@ fn compare(order: SortOrder, a: &KeyUsage, b: &KeyUsage) -> Ordering {
         "out" => key.shown.completion_tokens as f64,
         _ => key.shown.total_tokens as f64,
     };
-    let ascending = if order.column == "key" { by_name() } else { figure(a).total_cmp(&figure(b)) };
+    let ascending = if order.column == "key" {
+        by_name()
+    } else {
+        figure(a).total_cmp(&figure(b))
+    };
     order.direct(ascending).then_with(by_name)
 }
 
@@ -56,13 +91,25 @@ fn table(view: &UsageView, report: &UsageReport, pages: &Pages) -> Markup {
     let mut keys: Vec<&KeyUsage> = report.keys.iter().collect();
     keys.sort_by(|a, b| compare(view.order, a, b));
     let headings = COLUMNS.map(|column| {
-        let sorted = UsageView { order: view.order.after_click(&column), ..view.clone() };
-        view.order.heading(&column, column.heading, &format!("{}#by-key", sorted.address("/usage")))
+        let sorted = UsageView {
+            order: view.order.after_click(&column),
+            ..view.clone()
+        };
+        view.order.heading(
+            &column,
+            column.heading,
+            &format!("{}#by-key", sorted.address("/usage")),
+        )
     });
     let cells = |key: &KeyUsage| {
-        let KeyUsage { name, all, shown, .. } = key;
+        let KeyUsage {
+            name, all, shown, ..
+        } = key;
         let [prompt, completion, total] = tokens(shown);
-        let of_key = UsageView { key: Some(key.id.clone()), ..view.clone() };
+        let of_key = UsageView {
+            key: Some(key.id.clone()),
+            ..view.clone()
+        };
         vec![
             html! { a.text href=(of_key.address("/usage")) { (name) } },
             html! { a href=(of_key.address("/requests")) { (grouped(shown.requests)) } },
@@ -83,7 +130,12 @@ mod tests {
     use crate::store::Sums;
 
     fn key(name: &str, requests: i64, succeeded: i64, total_tokens: i64) -> KeyUsage {
-        let sums = Sums { requests, errors: requests - succeeded, total_tokens, ..Sums::default() };
+        let sums = Sums {
+            requests,
+            errors: requests - succeeded,
+            total_tokens,
+            ..Sums::default()
+        };
         KeyUsage {
             id: format!("key_{name}"),
             name: name.into(),

@@ -27,10 +27,20 @@ pub fn all(report: &UsageReport) -> Vec<Chart> {
 
 fn requests(report: &UsageReport) -> Chart {
     let series = |name: &str, class: &str, kind: ResultKind| {
-        let values = report.bars.iter().map(|bar| Some(bar.requests[kind as usize]));
-        Series { name: name.into(), class: class.into(), values: values.collect() }
+        let values = report
+            .bars
+            .iter()
+            .map(|bar| Some(bar.requests[kind as usize]));
+        Series {
+            name: name.into(),
+            class: class.into(),
+            values: values.collect(),
+        }
     };
-    let (all, succeeded) = (count(report.shown.requests, "request"), grouped(report.shown.succeeded()));
+    let (all, succeeded) = (
+        count(report.shown.requests, "request"),
+        grouped(report.shown.succeeded()),
+    );
     Chart {
         title: "Requests by outcome",
         summary: format!("Bars: {all}, {succeeded} of them succeeded"),
@@ -52,7 +62,10 @@ fn tokens(report: &UsageReport) -> Option<Chart> {
     };
     (!series.is_empty()).then(|| Chart {
         title: "Tokens by key",
-        summary: format!("Bars: {}{missing}", count(report.shown.total_tokens, "token")),
+        summary: format!(
+            "Bars: {}{missing}",
+            count(report.shown.total_tokens, "token")
+        ),
         series,
     })
 }
@@ -63,12 +76,22 @@ const LABELS: usize = 7;
 pub fn axis(view: &UsageView, report: &UsageReport, now: i64) -> Axis {
     let ranges: Vec<Range> = report.bars.iter().map(|bar| bar.range).collect();
     let is_present = |range: &Range| (range.since..range.until).contains(&now);
-    let label = |range: &Range| label(report.step, *range) + if is_present(range) { ", so far" } else { "" };
+    let label = |range: &Range| {
+        label(report.step, *range) + if is_present(range) { ", so far" } else { "" }
+    };
     Axis {
         labels: ranges.iter().map(label).collect(),
-        ticks: (0..ranges.len()).map(|bar| tick(report.step, &ranges, bar).unwrap_or_default()).collect(),
-        links: ranges.iter().map(|range| address(view, *range, now)).collect(),
-        pale: ranges.iter().map(|range| is_present(range) || !report.step.is_whole(*range)).collect(),
+        ticks: (0..ranges.len())
+            .map(|bar| tick(report.step, &ranges, bar).unwrap_or_default())
+            .collect(),
+        links: ranges
+            .iter()
+            .map(|range| address(view, *range, now))
+            .collect(),
+        pale: ranges
+            .iter()
+            .map(|range| is_present(range) || !report.step.is_whole(*range))
+            .collect(),
     }
 }
 
@@ -79,7 +102,8 @@ fn address(view: &UsageView, bar: Range, now: i64) -> String {
         Span::Hour => bar.until - bar.since > HOUR || span(bar, now) == Span::Minute,
         Span::Day => true,
     };
-    view.between(bar).address(if is_divided { "/usage" } else { "/requests" })
+    view.between(bar)
+        .address(if is_divided { "/usage" } else { "/requests" })
 }
 
 /// What a bar covers.
@@ -92,7 +116,16 @@ fn label(step: BarInterval, bar: Range) -> String {
     let days = [bar.since, bar.until - 1].map(|time| formatted(time, DAY_FORMAT));
     let is_within = |unit: Format| formatted(bar.since, unit) == formatted(bar.until - 1, unit);
     let has_seconds = bar.since % 60 != 0 || bar.until % 60 != 0;
-    let clock = |time| formatted(time, if has_seconds { SECOND_FORMAT } else { CLOCK_FORMAT });
+    let clock = |time| {
+        formatted(
+            time,
+            if has_seconds {
+                SECOND_FORMAT
+            } else {
+                CLOCK_FORMAT
+            },
+        )
+    };
     let [first, last] = &days;
     let text = match (bar.since % DAY == 0 && bar.until % DAY == 0, first == last) {
         (true, true) => first.clone(),
@@ -105,7 +138,9 @@ fn label(step: BarInterval, bar: Range) -> String {
     };
     // Long ranges have the same days in several years.
     match step {
-        BarInterval::Month | BarInterval::Year => format!("{text}, {}", formatted(bar.since, YEAR_FORMAT)),
+        BarInterval::Month | BarInterval::Year => {
+            format!("{text}, {}", formatted(bar.since, YEAR_FORMAT))
+        }
         _ => text,
     }
 }
@@ -114,8 +149,13 @@ fn label(step: BarInterval, bar: Range) -> String {
 fn tick(step: BarInterval, ranges: &[Range], bar: usize) -> Option<String> {
     let (start, bars) = (ranges[bar].since, ranges.len());
     let is_one_day = ranges[bars - 1].until - ranges[0].since <= DAY;
-    let smallest =
-        |steps: &[usize]| steps.iter().copied().find(|step| bars.div_ceil(*step) <= LABELS).unwrap_or(bars);
+    let smallest = |steps: &[usize]| {
+        steps
+            .iter()
+            .copied()
+            .find(|step| bars.div_ceil(*step) <= LABELS)
+            .unwrap_or(bars)
+    };
     let (format, is_labelled) = match step {
         BarInterval::Seconds(seconds) if seconds < HOUR => {
             let step = smallest(&[5, 10, 20]) as i64;
@@ -129,8 +169,16 @@ fn tick(step: BarInterval, ranges: &[Range], bar: usize) -> Option<String> {
         BarInterval::Week => (DAY_FORMAT, bar.is_multiple_of(smallest(&[1, 2, 4, 5]))),
         BarInterval::Month => {
             let step = smallest(&[1, 2, 3, 6, 12]).min(12);
-            let month = OffsetDateTime::from_unix_timestamp(start).map_or(1, |time| u8::from(time.month()));
-            (if step == 12 { YEAR_FORMAT } else { MONTH_FORMAT }, (usize::from(month) - 1) % step == 0)
+            let month =
+                OffsetDateTime::from_unix_timestamp(start).map_or(1, |time| u8::from(time.month()));
+            (
+                if step == 12 {
+                    YEAR_FORMAT
+                } else {
+                    MONTH_FORMAT
+                },
+                (usize::from(month) - 1) % step == 0,
+            )
         }
         BarInterval::Year => (YEAR_FORMAT, bar.is_multiple_of(smallest(&[1, 2, 5, 10]))),
     };
@@ -139,7 +187,8 @@ fn tick(step: BarInterval, ranges: &[Range], bar: usize) -> Option<String> {
 
 fn formatted(unix: i64, format: Format) -> String {
     let time = OffsetDateTime::from_unix_timestamp(unix).ok();
-    time.and_then(|time| time.format(format).ok()).unwrap_or_default()
+    time.and_then(|time| time.format(format).ok())
+        .unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -152,37 +201,96 @@ mod tests {
     fn axis_of(query: &str) -> Axis {
         let view = view(query);
         let (step, ranges) = BarInterval::fitting(view.range, span(view.range, NOW));
-        let bars = ranges.into_iter().map(|range| Bar { range, requests: [0; 3] }).collect();
+        let bars = ranges
+            .into_iter()
+            .map(|range| Bar {
+                range,
+                requests: [0; 3],
+            })
+            .collect();
         let [all, shown] = [Sums::default(), Sums::default()];
         let (errors, keys, durations) = Default::default();
-        axis(&view, &UsageReport { all, shown, step, bars, errors, keys, durations }, NOW)
+        axis(
+            &view,
+            &UsageReport {
+                all,
+                shown,
+                step,
+                bars,
+                errors,
+                keys,
+                durations,
+            },
+            NOW,
+        )
     }
 
     #[test]
     fn labels_are_at_the_bars_they_name_and_in_whole_steps() {
         for (query, labels, second) in [
-            ("range=1h", "11:10 11:20 11:30 11:40 11:50 12:00", "Jan 15 11:04–11:05"),
-            ("range=24h", "16:00 20:00 00:00 04:00 08:00 12:00", "Jan 14 13:00–14:00"),
-            ("range=7d", "Jan 9|Jan 10|Jan 11|Jan 12|Jan 13|Jan 14|Jan 15", "Jan 9 06:00–12:00"),
-            ("range=30d", "Dec 17|Dec 22|Dec 27|Jan 1|Jan 6|Jan 11", "Dec 18"),
-            ("range=last-month", "Dec 1|Dec 6|Dec 11|Dec 16|Dec 21|Dec 26|Dec 31", "Dec 2"),
-            ("range=90d", "Oct 18|Oct 27|Nov 10|Nov 24|Dec 8|Dec 22|Jan 5", "Oct 20–26"),
+            (
+                "range=1h",
+                "11:10 11:20 11:30 11:40 11:50 12:00",
+                "Jan 15 11:04–11:05",
+            ),
+            (
+                "range=24h",
+                "16:00 20:00 00:00 04:00 08:00 12:00",
+                "Jan 14 13:00–14:00",
+            ),
+            (
+                "range=7d",
+                "Jan 9|Jan 10|Jan 11|Jan 12|Jan 13|Jan 14|Jan 15",
+                "Jan 9 06:00–12:00",
+            ),
+            (
+                "range=30d",
+                "Dec 17|Dec 22|Dec 27|Jan 1|Jan 6|Jan 11",
+                "Dec 18",
+            ),
+            (
+                "range=last-month",
+                "Dec 1|Dec 6|Dec 11|Dec 16|Dec 21|Dec 26|Dec 31",
+                "Dec 2",
+            ),
+            (
+                "range=90d",
+                "Oct 18|Oct 27|Nov 10|Nov 24|Dec 8|Dec 22|Jan 5",
+                "Oct 20–26",
+            ),
             (
                 "from=2025-01-01&to=2025-12-31",
                 "Jan 2025|Mar 2025|May 2025|Jul 2025|Sep 2025|Nov 2025",
                 "Feb 2025",
             ),
-            ("from=2020-01-16&to=2026-01-15", "2020 2021 2022 2023 2024 2025 2026", "Feb 2020"),
-            ("from=1996-01-01&to=2026-01-01", "1996 2001 2006 2011 2016 2021 2026", "1997"),
+            (
+                "from=2020-01-16&to=2026-01-15",
+                "2020 2021 2022 2023 2024 2025 2026",
+                "Feb 2020",
+            ),
+            (
+                "from=1996-01-01&to=2026-01-01",
+                "1996 2001 2006 2011 2016 2021 2026",
+                "1997",
+            ),
         ] {
             let axis = axis_of(query);
-            let ticks: Vec<&str> =
-                axis.ticks.iter().map(String::as_str).filter(|tick| !tick.is_empty()).collect();
-            let labels: Vec<&str> = labels.split(if labels.contains('|') { '|' } else { ' ' }).collect();
+            let ticks: Vec<&str> = axis
+                .ticks
+                .iter()
+                .map(String::as_str)
+                .filter(|tick| !tick.is_empty())
+                .collect();
+            let labels: Vec<&str> = labels
+                .split(if labels.contains('|') { '|' } else { ' ' })
+                .collect();
             assert_eq!(ticks, labels, "{query}");
             assert_eq!(axis.labels[1], second, "{query}");
             for (tick, label) in axis.ticks.iter().zip(&axis.labels) {
-                assert!(tick.split(' ').all(|word| label.contains(word)), "{query}: {tick} is under {label}");
+                assert!(
+                    tick.split(' ').all(|word| label.contains(word)),
+                    "{query}: {tick} is under {label}"
+                );
             }
         }
     }
@@ -191,11 +299,26 @@ mod tests {
     fn a_bar_that_the_range_cuts_is_pale_and_labelled_with_what_it_covers() {
         for (query, bars, first, last) in [
             ("range=1h", 60, None, "Jan 15 12:02–12:03, so far"),
-            ("range=24h", 25, Some("Jan 14 12:03–13:00"), "Jan 15 12:00–12:03, so far"),
+            (
+                "range=24h",
+                25,
+                Some("Jan 14 12:03–13:00"),
+                "Jan 15 12:00–12:03, so far",
+            ),
             ("range=30d", 30, None, "Jan 15, so far"),
             ("range=90d", 14, Some("Oct 18–19"), "Jan 12–15, so far"),
-            ("from=2025-01-20&to=2025-12-05", 12, Some("Jan 20–31, 2025"), "Dec 1–5, 2025"),
-            ("from=2025-12-16T13:30&to=2026-01-05", 21, Some("Dec 16 13:30–00:00"), ""),
+            (
+                "from=2025-01-20&to=2025-12-05",
+                12,
+                Some("Jan 20–31, 2025"),
+                "Dec 1–5, 2025",
+            ),
+            (
+                "from=2025-12-16T13:30&to=2026-01-05",
+                21,
+                Some("Dec 16 13:30–00:00"),
+                "",
+            ),
             (
                 "from=2026-01-08T13:30&to=2026-01-13T07:00",
                 20,
@@ -208,7 +331,12 @@ mod tests {
                 Some("Jan 1 13:30:07–13:30:09"),
                 "Jan 1 13:30:07–13:30:09",
             ),
-            ("from=1996-03-05T12:00&to=2025-12-31", 30, Some("Mar 5 12:00 – Dec 31 00:00, 1996"), ""),
+            (
+                "from=1996-03-05T12:00&to=2025-12-31",
+                30,
+                Some("Mar 5 12:00 – Dec 31 00:00, 1996"),
+                "",
+            ),
         ] {
             let axis = axis_of(query);
             assert_eq!(axis.labels.len(), bars, "{query}");
@@ -219,8 +347,10 @@ mod tests {
                 .filter(|(_, pale)| **pale)
                 .map(|(label, _)| label.as_str())
                 .collect();
-            let mut expected: Vec<&str> =
-                first.into_iter().chain(Some(last).filter(|last| !last.is_empty())).collect();
+            let mut expected: Vec<&str> = first
+                .into_iter()
+                .chain(Some(last).filter(|last| !last.is_empty()))
+                .collect();
             expected.dedup();
             assert_eq!(pale, expected, "{query}");
         }
@@ -236,11 +366,31 @@ mod tests {
             ("range=90d", 14, BarInterval::Week),
             ("range=month", 15, BarInterval::DAY),
             ("range=last-month", 31, BarInterval::DAY),
-            ("from=2026-01-15&to=2026-01-15", 24, BarInterval::Seconds(HOUR)),
-            ("from=2024-01-01&to=2024-01-01", 24, BarInterval::Seconds(HOUR)),
-            ("from=2026-01-13T13:30&to=2026-01-15T12:00", 47, BarInterval::Seconds(HOUR)),
-            ("from=2026-01-15T11:10&to=2026-01-15T11:20", 10, BarInterval::Seconds(60)),
-            ("from=2026-01-15T10:05&to=2026-01-15T12:00", 58, BarInterval::Seconds(120)),
+            (
+                "from=2026-01-15&to=2026-01-15",
+                24,
+                BarInterval::Seconds(HOUR),
+            ),
+            (
+                "from=2024-01-01&to=2024-01-01",
+                24,
+                BarInterval::Seconds(HOUR),
+            ),
+            (
+                "from=2026-01-13T13:30&to=2026-01-15T12:00",
+                47,
+                BarInterval::Seconds(HOUR),
+            ),
+            (
+                "from=2026-01-15T11:10&to=2026-01-15T11:20",
+                10,
+                BarInterval::Seconds(60),
+            ),
+            (
+                "from=2026-01-15T10:05&to=2026-01-15T12:00",
+                58,
+                BarInterval::Seconds(120),
+            ),
             ("from=2025-01-01&to=2025-12-31", 12, BarInterval::Month),
             ("from=2020-01-16&to=2026-01-15", 73, BarInterval::Month),
             ("from=1996-01-01&to=2026-01-01", 31, BarInterval::Year),
@@ -248,7 +398,11 @@ mod tests {
             let range = view(query).range;
             let (found, ranges) = BarInterval::fitting(range, span(range, NOW));
             assert_eq!((ranges.len(), found), (bars, step), "{query}");
-            assert_eq!((ranges[0].since, ranges[bars - 1].until), (range.since, range.until), "{query}");
+            assert_eq!(
+                (ranges[0].since, ranges[bars - 1].until),
+                (range.since, range.until),
+                "{query}"
+            );
             for pair in ranges.windows(2) {
                 assert_eq!(pair[0].until, pair[1].since, "{query}");
                 assert_eq!(
@@ -257,7 +411,10 @@ mod tests {
                     "{query}: a sum belongs to one bar"
                 );
             }
-            assert!(ranges[1..bars - 1].iter().all(|bar| step.is_whole(*bar)), "{query}");
+            assert!(
+                ranges[1..bars - 1].iter().all(|bar| step.is_whole(*bar)),
+                "{query}"
+            );
         }
     }
 }

@@ -85,13 +85,27 @@ pub struct KeyUsage {
 }
 
 impl UsageReport {
-    pub fn read(store: &Store, view: &UsageView, keys: &[Key], now: i64) -> Result<Self, StoreError> {
+    pub fn read(
+        store: &Store,
+        view: &UsageView,
+        keys: &[Key],
+        now: i64,
+    ) -> Result<Self, StoreError> {
         let span = span(view.range, now);
         let (step, ranges) = BarInterval::fitting(view.range, span);
-        let places: HashMap<&str, usize> =
-            keys.iter().enumerate().map(|(place, key)| (key.id.as_str(), place)).collect();
+        let places: HashMap<&str, usize> = keys
+            .iter()
+            .enumerate()
+            .map(|(place, key)| (key.id.as_str(), place))
+            .collect();
         let [mut all, mut shown] = [Sums::default(), Sums::default()];
-        let mut bars: Vec<Bar> = ranges.into_iter().map(|range| Bar { range, requests: [0; 3] }).collect();
+        let mut bars: Vec<Bar> = ranges
+            .into_iter()
+            .map(|range| Bar {
+                range,
+                requests: [0; 3],
+            })
+            .collect();
         let mut errors: BTreeMap<(Option<i64>, String), i64> = BTreeMap::new();
         let mut by_key: HashMap<String, KeyUsage> = HashMap::new();
         let matching = view.matching();
@@ -100,7 +114,13 @@ impl UsageReport {
                 let place = places.get(id.as_str()).copied().unwrap_or(keys.len());
                 let name = keys.get(place).map_or(id, |key| &key.name).clone();
                 let bars = vec![Sums::default(); bars.len()];
-                KeyUsage { id: id.clone(), name, place, bars, ..KeyUsage::default() }
+                KeyUsage {
+                    id: id.clone(),
+                    name,
+                    place,
+                    bars,
+                    ..KeyUsage::default()
+                }
             });
             all.add(&row.sums);
             key.all.add(&row.sums);
@@ -113,23 +133,37 @@ impl UsageReport {
             let kind = ResultKind::of(row.status);
             bars[at].requests[kind as usize] += row.sums.requests;
             if kind != ResultKind::Succeeded {
-                *errors.entry((row.status, row.error_code.unwrap_or_default())).or_default() +=
-                    row.sums.requests;
+                *errors
+                    .entry((row.status, row.error_code.unwrap_or_default()))
+                    .or_default() += row.sums.requests;
             }
             shown.add(&row.sums);
             key.shown.add(&row.sums);
             key.bars[at].add(&row.sums);
         })?;
-        let mut errors: Vec<_> =
-            errors.into_iter().map(|((status, code), count)| (status, code, count)).collect();
+        let mut errors: Vec<_> = errors
+            .into_iter()
+            .map(|((status, code), count)| (status, code, count))
+            .collect();
         errors.sort_by_key(|(_, _, count)| -count);
-        let mut keys: Vec<_> = by_key.into_values().filter(|key| key.shown.requests > 0).collect();
+        let mut keys: Vec<_> = by_key
+            .into_values()
+            .filter(|key| key.shown.requests > 0)
+            .collect();
         keys.sort_by(|a, b| {
             let rank = |key: &KeyUsage| Reverse((key.shown.total_tokens, key.shown.requests));
             (rank(a), &a.name, &a.id).cmp(&(rank(b), &b.name, &b.id))
         });
         let durations = store.newest_durations(&view.row_filter())?;
-        Ok(Self { all, shown, step, bars, errors, keys, durations })
+        Ok(Self {
+            all,
+            shown,
+            step,
+            bars,
+            errors,
+            keys,
+            durations,
+        })
     }
 
     /// The tokens by bar of the few keys that have most, and of all others together: their names and colours.
@@ -140,7 +174,11 @@ impl UsageReport {
                 keys.iter().for_each(|key| sums.add(&key.bars[bar]));
                 sums.measured()
             };
-            Series { name, class, values: (0..self.bars.len()).map(value).collect() }
+            Series {
+                name,
+                class,
+                values: (0..self.bars.len()).map(value).collect(),
+            }
         };
         let (mut most, mut others) = (Vec::<Series>::new(), Vec::new());
         for key in self.keys.iter().filter(|key| key.shown.total_tokens > 0) {
@@ -152,7 +190,11 @@ impl UsageReport {
             }
         }
         if !others.is_empty() {
-            most.push(series(count(others.len() as i64, "other"), "others".into(), &others));
+            most.push(series(
+                count(others.len() as i64, "other"),
+                "others".into(),
+                &others,
+            ));
         }
         most
     }
@@ -194,7 +236,13 @@ mod tests {
     #[test]
     fn a_key_keeps_its_colour_whatever_its_rank() {
         let looks: Vec<String> = (0..20).map(colour).collect();
-        assert_eq!(looks.iter().collect::<std::collections::HashSet<_>>().len(), COLOURS * SHADES);
-        assert_eq!([0, 5, 6, 17, 18].map(colour), ["k0 s0", "k5 s0", "k0 s1", "k5 s2", "k0 s0"]);
+        assert_eq!(
+            looks.iter().collect::<std::collections::HashSet<_>>().len(),
+            COLOURS * SHADES
+        );
+        assert_eq!(
+            [0, 5, 6, 17, 18].map(colour),
+            ["k0 s0", "k5 s0", "k0 s1", "k5 s2", "k0 s0"]
+        );
     }
 }

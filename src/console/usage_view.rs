@@ -66,7 +66,9 @@ pub struct UsageView {
 impl UsageView {
     /// The view that an address asks for.
     pub fn of(operator: &Operator) -> Result<Self, PageError> {
-        let Operator { console, request, .. } = *operator;
+        let Operator {
+            console, request, ..
+        } = *operator;
         let mut view = Self::read(&request.query, request.now).map_err(PageError::Range)?;
         view.range = console.store.bounded(view.range, request.now)?;
         if view.choice == "all" {
@@ -74,7 +76,9 @@ impl UsageView {
         }
         let Range { since, until } = view.range;
         if since < 0 || until.saturating_sub(since) > LONGEST {
-            return Err(PageError::Range("the range is longer than 60 years, or begins before 1970.".into()));
+            return Err(PageError::Range(
+                "the range is longer than 60 years, or begins before 1970.".into(),
+            ));
         }
         Ok(view)
     }
@@ -83,18 +87,34 @@ impl UsageView {
     /// else that it does not understand: a mistyped address still leads to a page.
     fn read(query: &Form, now: i64) -> Result<Self, String> {
         // The form also sends the times of a named range, and how it showed them: they count if they were changed.
-        let is_changed = format!("{} {}", query.get("from"), query.get("to")).trim() != query.get("shown");
-        let named =
-            CHOICES.iter().map(|(word, _)| *word).find(|word| *word == query.get("range") && !is_changed);
+        let is_changed =
+            format!("{} {}", query.get("from"), query.get("to")).trim() != query.get("shown");
+        let named = CHOICES
+            .iter()
+            .map(|(word, _)| *word)
+            .find(|word| *word == query.get("range") && !is_changed);
         let [from, to] = [time(query, "from")?, time(query, "to")?];
-        let choice = named.unwrap_or(if from.or(to).is_some() { "times" } else { "24h" });
+        let choice = named.unwrap_or(if from.or(to).is_some() {
+            "times"
+        } else {
+            "24h"
+        });
         let this_month = when::month(now).unwrap_or(Range::ALL);
         let range = match (choice, When::parse(choice)) {
             ("times", _) => Range::between(from, to, now).checked(now)?,
-            (_, Some(days @ When::Days(_))) => Range { since: days.begin(now), until: next(DAY, now) },
+            (_, Some(days @ When::Days(_))) => Range {
+                since: days.begin(now),
+                until: next(DAY, now),
+            },
             // To the minute, of which the present one is the last.
-            (_, Some(hours)) => Range { since: hours.begin(next(60, now)), until: next(60, now) },
-            ("month", _) => Range { until: next(DAY, now), ..this_month },
+            (_, Some(hours)) => Range {
+                since: hours.begin(next(60, now)),
+                until: next(60, now),
+            },
+            ("month", _) => Range {
+                until: next(DAY, now),
+                ..this_month
+            },
             ("last-month", _) => when::month(this_month.since - 1).unwrap_or(Range::ALL),
             _ => Range::ALL,
         };
@@ -106,10 +126,24 @@ impl UsageView {
             range,
             is_extended: false,
             key: None,
-            key_text: query.get("key").trim().chars().take(LONGEST_KEY_TEXT).collect(),
+            key_text: query
+                .get("key")
+                .trim()
+                .chars()
+                .take(LONGEST_KEY_TEXT)
+                .collect(),
             gateway: gateway.map(String::from),
-            outcome: if is_known { outcome.into() } else { String::new() },
-            cause: query.get("cause").trim().chars().take(LONGEST_CAUSE).collect(),
+            outcome: if is_known {
+                outcome.into()
+            } else {
+                String::new()
+            },
+            cause: query
+                .get("cause")
+                .trim()
+                .chars()
+                .take(LONGEST_CAUSE)
+                .collect(),
             least_ms: query.get("least").parse().ok(),
             most_ms: query.get("most").parse().ok(),
             order: SortOrder::parse(query.get("sort"), &COLUMNS).unwrap_or(DEFAULT_ORDER),
@@ -119,11 +153,22 @@ impl UsageView {
     /// This view with a range whose figures are kept.
     pub fn answerable(self, store: &Store) -> Result<Self, StoreError> {
         let range = store.answerable(self.range)?;
-        Ok(if range == self.range { self } else { Self { is_extended: true, ..self.between(range) } })
+        Ok(if range == self.range {
+            self
+        } else {
+            Self {
+                is_extended: true,
+                ..self.between(range)
+            }
+        })
     }
 
     pub fn between(&self, range: Range) -> Self {
-        Self { choice: "times", range, ..self.clone() }
+        Self {
+            choice: "times",
+            range,
+            ..self.clone()
+        }
     }
 
     pub fn matching(&self) -> Matching {
@@ -137,11 +182,16 @@ impl UsageView {
 
     /// The key's id, or the text in its place, which is the id of no key.
     fn key_id(&self) -> Option<&str> {
-        self.key.as_deref().or(Some(self.key_text.as_str()).filter(|text| !text.is_empty()))
+        self.key
+            .as_deref()
+            .or(Some(self.key_text.as_str()).filter(|text| !text.is_empty()))
     }
 
     pub fn filter(&self) -> Filter<'_> {
-        Filter { key_id: self.key_id(), gateway: self.gateway.as_deref() }
+        Filter {
+            key_id: self.key_id(),
+            gateway: self.gateway.as_deref(),
+        }
     }
 
     pub fn row_filter(&self) -> RowFilter {
@@ -158,7 +208,12 @@ impl UsageView {
 
     /// The start and the end of the range, as a field of a form has them.
     pub fn times(&self) -> [String; 2] {
-        let time = |time| when::iso(time).unwrap_or_default().replace(":00Z", "").replace('Z', "");
+        let time = |time| {
+            when::iso(time)
+                .unwrap_or_default()
+                .replace(":00Z", "")
+                .replace('Z', "")
+        };
         [self.range.since, self.range.until].map(time)
     }
 
@@ -193,12 +248,21 @@ impl UsageView {
 
     /// This view without the filters that only rows have.
     pub fn without_row_filters(&self) -> Self {
-        Self { cause: String::new(), least_ms: None, most_ms: None, ..self.clone() }
+        Self {
+            cause: String::new(),
+            least_ms: None,
+            most_ms: None,
+            ..self.clone()
+        }
     }
 
     /// The requests of this view with an outcome.
     pub fn requests_address(&self, outcome: &str) -> String {
-        Self { outcome: outcome.into(), ..self.clone() }.address("/requests")
+        Self {
+            outcome: outcome.into(),
+            ..self.clone()
+        }
+        .address("/requests")
     }
 
     /// This view with the key that its text means, if it means one: as the key's field has it, with its mark at the end, or
@@ -217,7 +281,11 @@ impl UsageView {
             found = keys.iter().filter(is_part).cloned().collect();
         }
         Ok(match found.as_slice() {
-            [key] => Self { key: Some(key.id.clone()), key_text: String::new(), ..self },
+            [key] => Self {
+                key: Some(key.id.clone()),
+                key_text: String::new(),
+                ..self
+            },
             _ => self,
         })
     }
@@ -233,7 +301,9 @@ fn time(query: &Form, name: &str) -> Result<Option<When>, String> {
     let text = query.get(name);
     let time = When::parse(text).filter(|when| matches!(when, When::Date(_) | When::Time(_)));
     if time.is_none() && !text.is_empty() {
-        return Err(format!("{name} takes a date, 2026-11-16, or a time, 2026-11-16T13:00."));
+        return Err(format!(
+            "{name} takes a date, 2026-11-16, or a time, 2026-11-16T13:00."
+        ));
     }
     Ok(time)
 }
@@ -266,7 +336,10 @@ pub mod tests {
         for (query, understood) in [
             ("", "range=24h"),
             ("from=&to=", "range=24h"),
-            ("range=nonsense&key=%22%3E&outcome=%3Cscript%3E", "range=24h&key=%22%3E"),
+            (
+                "range=nonsense&key=%22%3E&outcome=%3Cscript%3E",
+                "range=24h&key=%22%3E",
+            ),
             ("least=-1&most=1e9", "range=24h"),
             (
                 "range=7d&from=2026-01-09T00:00&to=2026-01-16T00:00&shown=2026-01-09T00:00+2026-01-16T00:00",
@@ -276,9 +349,16 @@ pub mod tests {
                 "range=7d&from=2026-01-10&to=2026-01-10&shown=2026-01-09+2026-01-15",
                 "from=2026-01-10&to=2026-01-10",
             ),
-            ("from=2026-01-14T00:00&to=2026-01-15T00:00", "from=2026-01-14&to=2026-01-14"),
+            (
+                "from=2026-01-14T00:00&to=2026-01-15T00:00",
+                "from=2026-01-14&to=2026-01-14",
+            ),
         ] {
-            assert_eq!(view(query).address("/usage"), format!("/usage?{understood}"), "{query}");
+            assert_eq!(
+                view(query).address("/usage"),
+                format!("/usage?{understood}"),
+                "{query}"
+            );
         }
     }
 
@@ -287,7 +367,10 @@ pub mod tests {
         for (query, message) in [
             ("from=9999-12-31", "in the future"),
             ("from=2026-01-14&to=2026-01-01", "ends before it begins"),
-            ("from=2026-01-14T13:00&to=2026-01-14T13:00", "ends before it begins"),
+            (
+                "from=2026-01-14T13:00&to=2026-01-14T13:00",
+                "ends before it begins",
+            ),
             ("from=yesterday", "from takes a date"),
             ("from=2026-01-14&to=2026-02-30", "to takes a date"),
         ] {
@@ -309,6 +392,10 @@ pub mod tests {
             assert_eq!(view(query).dates(), [from, to], "{query}");
         }
         assert_eq!(view("range=all").range, Range::ALL);
-        assert_eq!(view("from=2026-01-14").range.until, i64::MAX, "as the command's --since alone");
+        assert_eq!(
+            view("from=2026-01-14").range.until,
+            i64::MAX,
+            "as the command's --since alone"
+        );
     }
 }

@@ -33,8 +33,12 @@ pub struct Trouble {
 pub fn trouble(parts: &[PartState]) -> Option<Trouble> {
     let (runtimes, others): (Vec<&PartState>, Vec<&PartState>) =
         parts.iter().partition(|part| part.runtime.is_some());
-    let failing =
-        |parts: &[&PartState]| parts.iter().filter(|part| part.verdict == Some(Verdict::Fail)).count();
+    let failing = |parts: &[&PartState]| {
+        parts
+            .iter()
+            .filter(|part| part.verdict == Some(Verdict::Fail))
+            .count()
+    };
     match (failing(&others), failing(&runtimes), runtimes.len()) {
         (0, 0, _) => None,
         (0, down, all) if down < all => Some(Trouble {
@@ -57,7 +61,11 @@ pub fn trouble(parts: &[PartState]) -> Option<Trouble> {
 pub fn parts(console: &Console) -> Vec<PartState> {
     let found = console.checks.latest();
     let found = found.as_deref();
-    let mut runtimes = console.monitoring.runtimes.as_ref().map_or_else(Vec::new, |all| all.status());
+    let mut runtimes = console
+        .monitoring
+        .runtimes
+        .as_ref()
+        .map_or_else(Vec::new, |all| all.status());
     let known = known_failures(console);
     let is_off = console.config.search.grounding == GroundingMode::Off;
     let is_shown = |finding: &&Finding| match (finding.part, finding.status) {
@@ -68,8 +76,13 @@ pub fn parts(console: &Console) -> Vec<PartState> {
         (part, _) => known.iter().all(|failure| failure.part != part),
     };
     let mut parts = Vec::new();
-    for finding in known.iter().chain(found.iter().flat_map(|run| &run.findings).filter(is_shown)) {
-        let place = runtimes.iter().position(|runtime| Some(&runtime.url) == finding.runtime.as_ref());
+    for finding in known
+        .iter()
+        .chain(found.iter().flat_map(|run| &run.findings).filter(is_shown))
+    {
+        let place = runtimes
+            .iter()
+            .position(|runtime| Some(&runtime.url) == finding.runtime.as_ref());
         parts.push(match place {
             Some(place) => runtime(runtimes.remove(place), Some(finding), found),
             None => PartState {
@@ -81,7 +94,11 @@ pub fn parts(console: &Console) -> Vec<PartState> {
         });
     }
     // The runtimes before the first check has ended.
-    parts.extend(runtimes.into_iter().map(|status| runtime(status, None, None)));
+    parts.extend(
+        runtimes
+            .into_iter()
+            .map(|status| runtime(status, None, None)),
+    );
     parts.sort_by_key(|part| Reverse(part.verdict));
     parts
 }
@@ -94,25 +111,44 @@ fn known_failures(console: &Console) -> Vec<Finding> {
         failures.push(checks::not_configured());
     }
     if let Some(error) = monitoring.readiness.outage() {
-        failures.push(Finding::fail("database", checks::database_failed(&console.config, &error)));
+        failures.push(Finding::fail(
+            "database",
+            checks::database_failed(&console.config, &error),
+        ));
     }
-    let certificate = monitoring.acceptor.as_ref().map(|acceptor| acceptor.certificate());
-    let judged = certificate.and_then(|certificate| checks::judge_certificate(&certificate, when::now()));
+    let certificate = monitoring
+        .acceptor
+        .as_ref()
+        .map(|acceptor| acceptor.certificate());
+    let judged =
+        certificate.and_then(|certificate| checks::judge_certificate(&certificate, when::now()));
     failures.extend(judged.filter(|finding| finding.status == Verdict::Fail));
     failures
 }
 
-fn runtime(status: RuntimeStatus, finding: Option<&Finding>, found: Option<&CheckRun>) -> PartState {
-    let is_newer = |time: Option<Instant>| time.is_some_and(|time| found.is_none_or(|run| time > run.at));
+fn runtime(
+    status: RuntimeStatus,
+    finding: Option<&Finding>,
+    found: Option<&CheckRun>,
+) -> PartState {
+    let is_newer =
+        |time: Option<Instant>| time.is_some_and(|time| found.is_none_or(|run| time > run.at));
     let (verdict, message) = match finding {
-        _ if status.is_failing && is_newer(status.last_failure) => {
-            (Some(Verdict::Fail), format!("{}: the last calls failed", status.url))
-        }
-        Some(finding) if finding.status == Verdict::Fail && is_newer(status.last_answer) => {
-            (Some(Verdict::Ok), format!("{}: has answered since the check", status.url))
-        }
+        _ if status.is_failing && is_newer(status.last_failure) => (
+            Some(Verdict::Fail),
+            format!("{}: the last calls failed", status.url),
+        ),
+        Some(finding) if finding.status == Verdict::Fail && is_newer(status.last_answer) => (
+            Some(Verdict::Ok),
+            format!("{}: has answered since the check", status.url),
+        ),
         Some(finding) => (Some(finding.status), finding.message.clone()),
         None => (status.last_answer.map(|_| Verdict::Ok), status.url.clone()),
     };
-    PartState { name: "runtime", verdict, message, runtime: Some(status) }
+    PartState {
+        name: "runtime",
+        verdict,
+        message,
+        runtime: Some(status),
+    }
 }

@@ -94,7 +94,10 @@ causes! {
 impl FailureCause {
     /// Returns true if there was no room for the request.
     pub fn is_shed(self) -> bool {
-        matches!(self, Self::QueueFull | Self::BuffersFull | Self::ConnectionsFull)
+        matches!(
+            self,
+            Self::QueueFull | Self::BuffersFull | Self::ConnectionsFull
+        )
     }
 }
 
@@ -105,9 +108,16 @@ mod tests {
     #[test]
     fn words_are_words() {
         let mut words = FailureCause::WORDS.to_vec();
-        assert!(words.iter().all(|word| word.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')));
+        assert!(
+            words
+                .iter()
+                .all(|word| word.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'))
+        );
         words.sort_unstable();
-        assert!(words.windows(2).all(|pair| pair[0] != pair[1]), "one word, one cause");
+        assert!(
+            words.windows(2).all(|pair| pair[0] != pair[1]),
+            "one word, one cause"
+        );
         assert_eq!(FailureCause::Status(500).to_string(), "status_500");
         assert_eq!(FailureCause::Member("max_tokens").to_string(), "max_tokens");
     }
@@ -116,7 +126,10 @@ mod tests {
     fn every_word_is_explained() {
         let page = include_str!("../../docs/monitoring.md");
         for word in FailureCause::WORDS {
-            assert!(page.contains(&format!("`{word}`")), "docs/monitoring.md lacks {word}");
+            assert!(
+                page.contains(&format!("`{word}`")),
+                "docs/monitoring.md lacks {word}"
+            );
         }
     }
 }

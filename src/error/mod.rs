@@ -76,8 +76,19 @@ pub struct Failure {
 }
 
 impl Failure {
-    pub fn new(error: ApiError, cause: FailureCause, message: impl Into<Cow<'static, str>>) -> Self {
-        Self { error, message: message.into(), cause, details: None, key_id: None, no_retry: false }
+    pub fn new(
+        error: ApiError,
+        cause: FailureCause,
+        message: impl Into<Cow<'static, str>>,
+    ) -> Self {
+        Self {
+            error,
+            message: message.into(),
+            cause,
+            details: None,
+            key_id: None,
+            no_retry: false,
+        }
     }
 
     pub fn invalid(cause: FailureCause, message: impl Into<Cow<'static, str>>) -> Self {
@@ -89,7 +100,10 @@ impl Failure {
         message: impl Into<Cow<'static, str>>,
         details: Option<String>,
     ) -> Self {
-        Self { details, ..Self::new(ApiError::ServiceUnavailable, cause, message) }
+        Self {
+            details,
+            ..Self::new(ApiError::ServiceUnavailable, cause, message)
+        }
     }
 
     /// There is no room for a request. Its content was not read.
@@ -105,7 +119,16 @@ mod tests {
 
     #[test]
     fn the_list_is_whole_and_in_the_order_of_the_variants() {
-        assert!(ApiError::ALL.iter().enumerate().all(|(place, &error)| error as usize == place));
-        assert_eq!(ApiError::ServiceUnavailable as usize + 1, ApiError::ALL.len(), "the last variant");
+        assert!(
+            ApiError::ALL
+                .iter()
+                .enumerate()
+                .all(|(place, &error)| error as usize == place)
+        );
+        assert_eq!(
+            ApiError::ServiceUnavailable as usize + 1,
+            ApiError::ALL.len(),
+            "the last variant"
+        );
     }
 }

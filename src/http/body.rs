@@ -45,11 +45,23 @@ impl Body {
         let (most, state, after_data, left) = match framing {
             Framing::Length(length) => {
                 let length = usize::try_from(length).unwrap_or(usize::MAX);
-                (length.min(MAX_BODY), BodyState::Data, BodyState::End, length)
+                (
+                    length.min(MAX_BODY),
+                    BodyState::Data,
+                    BodyState::End,
+                    length,
+                )
             }
             Framing::Chunked => (MAX_BODY, BodyState::SizeStart, BodyState::DataReturn, 0),
         };
-        Self { content: Vec::new(), most, state, after_data, left, overhead: 0 }
+        Self {
+            content: Vec::new(),
+            most,
+            state,
+            after_data,
+            left,
+            overhead: 0,
+        }
     }
 
     /// Takes what belongs to the body off the front of `input`.
@@ -84,7 +96,12 @@ impl Body {
     /// Moves bytes of data from `input` to `content`. The buffer grows by a quarter and not to twice its size: what is
     /// allocated counts against the limit for all clients.
     fn take_data(&mut self, input: &mut &[u8]) {
-        let Self { content, most, left, .. } = self;
+        let Self {
+            content,
+            most,
+            left,
+            ..
+        } = self;
         let (taken, rest) = input.split_at((*left).min(input.len()));
         if taken.len() > content.capacity() - content.len() {
             let growth = taken.len().max(LEAST_GROWTH).max(content.capacity() / 4);
@@ -109,7 +126,9 @@ impl Body {
         use BodyState::*;
         let state = match (self.state, byte) {
             (SizeStart | Size, b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F') => {
-                let digit = char::from(byte).to_digit(16).expect("the match should leave digits");
+                let digit = char::from(byte)
+                    .to_digit(16)
+                    .expect("the match should leave digits");
                 self.left = self.left.saturating_mul(16).saturating_add(digit as usize);
                 Size
             }
@@ -199,14 +218,21 @@ mod tests {
             }
             Ok((progress, body.into_content(), used))
         });
-        assert_eq!(outcomes[0], outcomes[1], "the pieces should not matter: {wire:?}");
+        assert_eq!(
+            outcomes[0], outcomes[1],
+            "the pieces should not matter: {wire:?}"
+        );
         std::mem::replace(&mut outcomes[0], Err(Malformed("taken")))
     }
 
     #[track_caller]
     fn good(wire: &str, content: &str) {
         let (progress, found, used) = read(wire.as_bytes()).expect("the body should be taken");
-        assert_eq!((progress, found.as_slice()), (BodyProgress::Complete, content.as_bytes()), "{wire:?}");
+        assert_eq!(
+            (progress, found.as_slice()),
+            (BodyProgress::Complete, content.as_bytes()),
+            "{wire:?}"
+        );
         assert_eq!(used, wire.trim_end_matches("NEXT").len(), "{wire:?}");
     }
 
@@ -216,7 +242,10 @@ mod tests {
         good("5\r\nhello\r\n0\r\n\r\n", "hello");
         good("5\r\nhello\r\n0\r\n\r\nNEXT", "hello");
         good("3\r\nhel\r\n002\r\nlo\r\n00\r\n\r\n", "hello");
-        good("A\r\n0123456789\r\na\r\n0123456789\r\n0\r\n\r\n", "01234567890123456789");
+        good(
+            "A\r\n0123456789\r\na\r\n0123456789\r\n0\r\n\r\n",
+            "01234567890123456789",
+        );
         good("5;name=value\r\nhello\r\n0;last\r\n\r\n", "hello");
         for extensions in [
             ";a",
@@ -227,9 +256,15 @@ mod tests {
             ";a = \"\\\"\\\\ é\";b",
             " ; a=b ;c",
         ] {
-            good(&format!("5{extensions}\r\nhello\r\n0{extensions}\r\n\r\n"), "hello");
+            good(
+                &format!("5{extensions}\r\nhello\r\n0{extensions}\r\n\r\n"),
+                "hello",
+            );
         }
-        good("5\r\nhello\r\n0\r\nX-After: y\r\nX-More:\tz z\r\n\r\nNEXT", "hello");
+        good(
+            "5\r\nhello\r\n0\r\nX-After: y\r\nX-More:\tz z\r\n\r\nNEXT",
+            "hello",
+        );
         good("2\r\n\r\n\r\n0\r\n\r\n", "\r\n");
     }
 
@@ -281,8 +316,15 @@ mod tests {
         let chunk = |size: usize| format!("{size:x}\r\n{}\r\n", "x".repeat(size));
         let whole = chunk(MAX_BODY - 1) + &chunk(1);
         good(&format!("{whole}0\r\n\r\n"), &"x".repeat(MAX_BODY));
-        for wire in [format!("{whole}1\r\n"), "40001\r\n".into(), "fffffffffffffffffffff\r\n".into()] {
-            assert_eq!(read(wire.as_bytes()).expect("not malformed").0, BodyProgress::TooLarge);
+        for wire in [
+            format!("{whole}1\r\n"),
+            "40001\r\n".into(),
+            "fffffffffffffffffffff\r\n".into(),
+        ] {
+            assert_eq!(
+                read(wire.as_bytes()).expect("not malformed").0,
+                BodyProgress::TooLarge
+            );
         }
     }
 
@@ -300,7 +342,10 @@ mod tests {
             assert!(read(wire.as_bytes()).is_err_and(|e| e.0.contains("longer than 16 KiB")));
         }
         let small = "10\r\n0123456789abcdef\r\n".repeat(2_000);
-        good(&format!("{small}0\r\n\r\n"), &"0123456789abcdef".repeat(2_000));
+        good(
+            &format!("{small}0\r\n\r\n"),
+            &"0123456789abcdef".repeat(2_000),
+        );
     }
 
     #[test]
@@ -314,7 +359,10 @@ mod tests {
                 for piece in vec![b'x'; 200_000].chunks(size) {
                     body.push(&mut &*piece).expect("it should be taken");
                     let length = body.content.len();
-                    assert!(body.held_bytes() <= length + (length / 4).max(LEAST_GROWTH), "{length}");
+                    assert!(
+                        body.held_bytes() <= length + (length / 4).max(LEAST_GROWTH),
+                        "{length}"
+                    );
                 }
                 assert!(matches!(framing, Framing::Chunked) || body.held_bytes() == 200_000);
             }
@@ -329,11 +377,18 @@ mod tests {
         assert_eq!(progress(MAX_BODY as u64 + 1), Ok(BodyProgress::TooLarge));
         assert_eq!(progress(u64::MAX), Ok(BodyProgress::TooLarge));
         let mut body = Body::new(Framing::Length(5));
-        assert_eq!(body.held_bytes(), 0, "nothing should be allocated on the word of a header");
+        assert_eq!(
+            body.held_bytes(),
+            0,
+            "nothing should be allocated on the word of a header"
+        );
         let mut input = &b"hel"[..];
         assert_eq!(body.push(&mut input), Ok(BodyProgress::Incomplete));
         let mut input = &b"loNEXT"[..];
         assert_eq!(body.push(&mut input), Ok(BodyProgress::Complete));
-        assert_eq!((input, body.into_content()), (&b"NEXT"[..], b"hello".to_vec()));
+        assert_eq!(
+            (input, body.into_content()),
+            (&b"NEXT"[..], b"hello".to_vec())
+        );
     }
 }

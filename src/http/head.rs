@@ -41,7 +41,11 @@ impl RequestHead {
         let mut parsed = httparse::Request::new(&mut slots);
         match parsed.parse(bytes) {
             Ok(httparse::Status::Complete(length)) if length == bytes.len() => {}
-            Ok(_) => return Err(Malformed("The head of the request does not end where it should.")),
+            Ok(_) => {
+                return Err(Malformed(
+                    "The head of the request does not end where it should.",
+                ));
+            }
             Err(error) => return Err(Malformed(parse_message(error))),
         }
         let method = parsed.method.expect("a complete head should have a method");
@@ -56,8 +60,9 @@ impl RequestHead {
             None => (host, target),
         };
         let (path, query) = path.split_once('?').unwrap_or((path, ""));
-        let (host, _port) = split_authority(authority)
-            .ok_or(Malformed("The host of the request is not a host name with an optional port."))?;
+        let (host, _port) = split_authority(authority).ok_or(Malformed(
+            "The host of the request is not a host name with an optional port.",
+        ))?;
 
         let has = |name, token| values(parsed.headers, name).any(|value| has_token(value, token));
         let place = |part: &[u8]| ByteSpan::of(part, bytes);
@@ -67,9 +72,14 @@ impl RequestHead {
             query: place(query.as_bytes()),
             authority: place(authority.as_bytes()),
             host: place(host.as_bytes()),
-            headers: parsed.headers.iter().map(|h| (place(h.name.as_bytes()), place(h.value))).collect(),
+            headers: parsed
+                .headers
+                .iter()
+                .map(|h| (place(h.name.as_bytes()), place(h.value)))
+                .collect(),
             framing,
-            keep_alive: (http11 || has("connection", b"keep-alive")) && !has("connection", b"close"),
+            keep_alive: (http11 || has("connection", b"keep-alive"))
+                && !has("connection", b"close"),
             needs_keep_alive_header: !http11,
             expects_continue: http11 && has("expect", b"100-continue"),
             bytes: bytes.into(),
@@ -130,12 +140,18 @@ impl ByteSpan {
         }
         let start = part.as_ptr().addr() - whole.as_ptr().addr();
         let place = |at: usize| u16::try_from(at).expect("a head should be at most 16 KiB");
-        Self { start: place(start), end: place(start + part.len()) }
+        Self {
+            start: place(start),
+            end: place(start + part.len()),
+        }
     }
 }
 
 fn values<'a>(headers: &[httparse::Header<'a>], name: &str) -> impl Iterator<Item = &'a [u8]> {
-    headers.iter().filter(move |header| header.name.eq_ignore_ascii_case(name)).map(|header| header.value)
+    headers
+        .iter()
+        .filter(move |header| header.name.eq_ignore_ascii_case(name))
+        .map(|header| header.value)
 }
 
 /// The value of a header that a request has at most once.
@@ -146,11 +162,19 @@ fn single_value<'a>(
 ) -> Result<Option<&'a [u8]>, Malformed> {
     let mut values = values(headers, name);
     let value = values.next();
-    if values.next().is_some() { Err(twice) } else { Ok(value) }
+    if values.next().is_some() {
+        Err(twice)
+    } else {
+        Ok(value)
+    }
 }
 
 fn read_host<'a>(headers: &[httparse::Header<'a>], http11: bool) -> Result<&'a str, Malformed> {
-    match single_value(headers, "host", Malformed("The request has two Host headers."))? {
+    match single_value(
+        headers,
+        "host",
+        Malformed("The request has two Host headers."),
+    )? {
         Some(value) => str::from_utf8(value).map_err(|_| Malformed("The Host header is not text.")),
         None if http11 => Err(Malformed("The request has no Host header.")),
         None => Ok(""),
@@ -161,12 +185,16 @@ fn read_framing(headers: &[httparse::Header<'_>], http11: bool) -> Result<Framin
     const UNSUPPORTED: Malformed =
         Malformed("The only supported Transfer-Encoding is chunked, and only once.");
     let twice = Malformed("The request has two Content-Length headers.");
-    let length = single_value(headers, "content-length", twice)?.map(content_length).transpose()?;
+    let length = single_value(headers, "content-length", twice)?
+        .map(content_length)
+        .transpose()?;
     let coding = single_value(headers, "transfer-encoding", UNSUPPORTED)?;
     match (length, coding) {
         (length, None) => Ok(Framing::Length(length.unwrap_or(0))),
         (_, Some(coding)) if !coding.eq_ignore_ascii_case(b"chunked") => Err(UNSUPPORTED),
-        (Some(_), _) => Err(Malformed("The request has both a Content-Length and a Transfer-Encoding.")),
+        (Some(_), _) => Err(Malformed(
+            "The request has both a Content-Length and a Transfer-Encoding.",
+        )),
         (None, _) if !http11 => Err(Malformed("HTTP/1.0 does not have Transfer-Encoding.")),
         (None, _) => Ok(Framing::Chunked),
     }
@@ -175,10 +203,16 @@ fn read_framing(headers: &[httparse::Header<'_>], http11: bool) -> Result<Framin
 /// Refuses bytes that can't begin a request before the head is complete: a client that speaks another protocol may wait for
 /// an answer. Returns whether the request line is complete.
 pub(super) fn check_beginning(bytes: &[u8]) -> Result<bool, Malformed> {
-    let method = bytes.iter().take(MAX_METHOD + 1).take_while(|&&byte| is_token_byte(byte)).count();
+    let method = bytes
+        .iter()
+        .take(MAX_METHOD + 1)
+        .take_while(|&&byte| is_token_byte(byte))
+        .count();
     match bytes.get(method) {
         _ if method > MAX_METHOD => {
-            return Err(Malformed("The request's method is longer than 32 characters."));
+            return Err(Malformed(
+                "The request's method is longer than 32 characters.",
+            ));
         }
         None => return Ok(false),
         Some(b' ') if method > 0 => {}
@@ -189,7 +223,9 @@ pub(super) fn check_beginning(bytes: &[u8]) -> Result<bool, Malformed> {
             ));
         }
         Some(_) => {
-            return Err(Malformed("The first bytes are not the method of an HTTP request and a space."));
+            return Err(Malformed(
+                "The first bytes are not the method of an HTTP request and a space.",
+            ));
         }
     }
     let Some(end) = bytes.iter().position(|&byte| byte == b'\n') else {
@@ -198,10 +234,17 @@ pub(super) fn check_beginning(bytes: &[u8]) -> Result<bool, Malformed> {
     let line = &bytes[..=end];
     refuse_bare_line_feeds(line)?;
     let mut parsed = httparse::Request::new(&mut []);
-    parsed.parse(line).map_err(|error| Malformed(parse_message(error)))?;
+    parsed
+        .parse(line)
+        .map_err(|error| Malformed(parse_message(error)))?;
     let target = parsed.path.unwrap_or_default();
-    if !target.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'#') {
-        return Err(Malformed("The request's target has a fragment or a character that is not ASCII."));
+    if !target
+        .bytes()
+        .all(|byte| byte.is_ascii_graphic() && byte != b'#')
+    {
+        return Err(Malformed(
+            "The request's target has a fragment or a character that is not ASCII.",
+        ));
     }
     Ok(true)
 }
@@ -212,7 +255,9 @@ fn refuse_bare_line_feeds(bytes: &[u8]) -> Result<(), Malformed> {
     let mut previous = 0;
     for &byte in bytes {
         if byte == b'\n' && previous != b'\r' {
-            return Err(Malformed("A line of the head ends in a line feed without a carriage return."));
+            return Err(Malformed(
+                "A line of the head ends in a line feed without a carriage return.",
+            ));
         }
         previous = byte;
     }
@@ -225,7 +270,9 @@ fn parse_message(error: httparse::Error) -> &'static str {
         Error::Version => "The HTTP version is neither 1.0 nor 1.1.",
         Error::TooManyHeaders => "The request has more than 100 headers.",
         Error::HeaderName | Error::HeaderValue => "A header of the request is malformed.",
-        Error::NewLine | Error::Status | Error::Token => "The request line or a header is malformed.",
+        Error::NewLine | Error::Status | Error::Token => {
+            "The request line or a header is malformed."
+        }
     }
 }
 
@@ -239,7 +286,9 @@ fn content_length(value: &[u8]) -> Result<u64, Malformed> {
 }
 
 fn has_token(value: &[u8], token: &[u8]) -> bool {
-    value.split(|&b| b == b',').any(|t| t.trim_ascii().eq_ignore_ascii_case(token))
+    value
+        .split(|&b| b == b',')
+        .any(|t| t.trim_ascii().eq_ignore_ascii_case(token))
 }
 
 /// Splits `http://host:port/path` into its authority and the rest.
@@ -264,8 +313,15 @@ pub fn split_authority(authority: &str) -> Option<(&str, &str)> {
             host.bytes().all(is_name_byte).then_some((host, port))?
         }
     };
-    let digits = if port.is_empty() { port } else { port.strip_prefix(':')? };
-    digits.bytes().all(|b| b.is_ascii_digit()).then_some((host, digits))
+    let digits = if port.is_empty() {
+        port
+    } else {
+        port.strip_prefix(':')?
+    };
+    digits
+        .bytes()
+        .all(|b| b.is_ascii_digit())
+        .then_some((host, digits))
 }
 
 /// The bytes of a registered name (RFC 3986, 3.2.2).
@@ -297,7 +353,10 @@ mod tests {
     #[test]
     fn parts_of_a_head() {
         let head = good("POST /v1/x?a=b?c HTTP/1.1\nHost: API.test:80\nX: 1\nx: 2");
-        assert_eq!((head.method(), head.path(), head.host()), ("POST", "/v1/x", "API.test"));
+        assert_eq!(
+            (head.method(), head.path(), head.host()),
+            ("POST", "/v1/x", "API.test")
+        );
         assert_eq!((head.query(), head.authority()), ("a=b?c", "API.test:80"));
         assert_eq!(head.header("X").collect::<Vec<_>>(), [b"1", b"2"]);
         assert_eq!(head.header("Y").count(), 0);
@@ -317,7 +376,17 @@ mod tests {
         ] {
             assert_eq!(good(&format!("GET / HTTP/1.1\nHost: {value}")).host(), host);
         }
-        for value in ["a b", "a.test:x", "user@a.test", "[::1", "[::1]x", "[x]", "a/b", "a.test:1:2", "é"] {
+        for value in [
+            "a b",
+            "a.test:x",
+            "user@a.test",
+            "[::1",
+            "[::1]x",
+            "[x]",
+            "a/b",
+            "a.test:1:2",
+            "é",
+        ] {
             refused(&format!("GET / HTTP/1.1\nHost: {value}"), "host");
         }
         refused("GET / HTTP/1.1", "no Host");
@@ -342,7 +411,15 @@ mod tests {
             let head = good(&format!("GET {target} HTTP/1.1\nHost: h"));
             assert_eq!((head.host(), head.path()), (host, path), "{target}");
         }
-        for target in ["/#", "/x?y#z", "http://other.test/#x", "/é", "/?é", "é", "/\u{7f}"] {
+        for target in [
+            "/#",
+            "/x?y#z",
+            "http://other.test/#x",
+            "/é",
+            "/?é",
+            "é",
+            "/\u{7f}",
+        ] {
             refused(&format!("GET {target} HTTP/1.1\nHost: h"), "");
         }
         refused("GET http:///x HTTP/1.1\nHost: h", "no host");
@@ -365,7 +442,10 @@ mod tests {
                 Framing::Chunked => panic!("{headers}: chunked"),
             }
         }
-        assert!(matches!(good(&with("Transfer-Encoding: ChunKed")).framing, Framing::Chunked));
+        assert!(matches!(
+            good(&with("Transfer-Encoding: ChunKed")).framing,
+            Framing::Chunked
+        ));
         for (headers, word) in [
             ("Content-Length: x", "whole number"),
             ("Content-Length:", "whole number"),
@@ -382,7 +462,10 @@ mod tests {
             ("Transfer-Encoding: identity", "chunked"),
             ("Transfer-Encoding: gzip, chunked", "chunked"),
             ("Transfer-Encoding: chunked, chunked", "chunked"),
-            ("Transfer-Encoding: chunked\nTransfer-Encoding: chunked", "chunked"),
+            (
+                "Transfer-Encoding: chunked\nTransfer-Encoding: chunked",
+                "chunked",
+            ),
             ("Transfer-Encoding: \u{b}chunked", "header"),
             ("Transfer-Encoding:", "chunked"),
         ] {
@@ -416,7 +499,10 @@ mod tests {
             b"GET / HTTP/1.1\r\nHost: h\r\n\n",
             b"GET / HTTP/1.1\r\nHost: h\n\n",
         ] {
-            assert!(RequestHead::parse(bytes).is_err_and(|e| e.0.contains("line feed")), "{bytes:?}");
+            assert!(
+                RequestHead::parse(bytes).is_err_and(|e| e.0.contains("line feed")),
+                "{bytes:?}"
+            );
         }
         let many = |count: usize| format!("GET / HTTP/1.1\nHost: h{}", "\nX: y".repeat(count - 1));
         good(&many(100));
@@ -442,7 +528,10 @@ mod tests {
             (&[b'A'; 33], "method"),
         ] {
             let found = check_beginning(bytes);
-            assert!(found.is_err_and(|error| error.0.contains(word)), "{bytes:?}");
+            assert!(
+                found.is_err_and(|error| error.0.contains(word)),
+                "{bytes:?}"
+            );
         }
         for (bytes, complete) in [
             ("G", false),
@@ -464,7 +553,10 @@ mod tests {
             ("GET / HTTP/1.1\nHost: h", true),
             ("GET / HTTP/1.1\nHost: h\nConnection: Close", false),
             ("GET / HTTP/1.1\nHost: h\nConnection: x, close", false),
-            ("GET / HTTP/1.1\nHost: h\nConnection: keep-alive\nConnection: close", false),
+            (
+                "GET / HTTP/1.1\nHost: h\nConnection: keep-alive\nConnection: close",
+                false,
+            ),
             ("GET / HTTP/1.1\nHost: h\nConnection: closed", true),
             ("GET / HTTP/1.0", false),
             ("GET / HTTP/1.0\nConnection: Keep-Alive", true),

@@ -74,7 +74,16 @@ mod tests {
     fn loopback_and_unix_clients_are_local() {
         let check = |peer: Option<&str>, proxied, local| {
             let peer = peer.map(|address| address.parse().expect("an address"));
-            assert_eq!(ClientInfo { peer, proxied, secure: false }.is_local(), local, "{peer:?}");
+            assert_eq!(
+                ClientInfo {
+                    peer,
+                    proxied,
+                    secure: false
+                }
+                .is_local(),
+                local,
+                "{peer:?}"
+            );
         };
         check(None, false, true);
         check(Some("127.0.0.2"), false, true);

@@ -71,7 +71,11 @@ impl Reader {
         self.continue_due = false;
         let (head, body) = self.take();
         let body = (progress == BodyProgress::Complete).then(|| body.into_content());
-        Ok(ReadStep::Request(Request { head, body, client: ClientInfo::default() }))
+        Ok(ReadStep::Request(Request {
+            head,
+            body,
+            client: ClientInfo::default(),
+        }))
     }
 
     /// The head that was read last, until its request is complete.
@@ -149,10 +153,18 @@ impl HeadStart {
     fn pass_empty_lines(&mut self, input: &mut &[u8]) -> Result<(), Malformed> {
         while let Some((&byte, rest)) = input.split_first() {
             match (byte, self.empty_lines % 2) {
-                (b'\r', 0) | (b'\n', 1) if self.empty_lines < 2 * MAX_EMPTY_LINES => self.empty_lines += 1,
-                (b'\r', 0) => return Err(Malformed("More than two empty lines come before the request.")),
+                (b'\r', 0) | (b'\n', 1) if self.empty_lines < 2 * MAX_EMPTY_LINES => {
+                    self.empty_lines += 1
+                }
+                (b'\r', 0) => {
+                    return Err(Malformed(
+                        "More than two empty lines come before the request.",
+                    ));
+                }
                 (b'\n', 0) | (_, 1) => {
-                    return Err(Malformed("A line before the request does not end in CR and LF."));
+                    return Err(Malformed(
+                        "A line before the request does not end in CR and LF.",
+                    ));
                 }
                 _ => break,
             }
@@ -195,8 +207,7 @@ mod tests {
     use super::*;
 
     const ONE: &str = "POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nfirst";
-    const TWO: &str =
-        "POST /b HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n6\r\nsecond\r\n0\r\nX: y\r\n\r\n";
+    const TWO: &str = "POST /b HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n6\r\nsecond\r\n0\r\nX: y\r\n\r\n";
     const THREE: &str = "GET /c HTTP/1.1\r\nHost: h\r\n\r\n";
 
     /// A request's path and body.
@@ -236,51 +247,93 @@ mod tests {
         assert_eq!(whole[1].1.as_deref(), Some(&b"second"[..]));
         assert_eq!(whole[2].1.as_deref(), Some(&b""[..]));
         for size in 1..wire.len() {
-            assert_eq!(read(wire.as_bytes(), size).expect("four good requests"), whole, "{size}");
+            assert_eq!(
+                read(wire.as_bytes(), size).expect("four good requests"),
+                whole,
+                "{size}"
+            );
         }
     }
 
     #[test]
     fn a_head_has_a_bound() {
-        let with = |value: usize| format!("GET / HTTP/1.1\r\nHost: h\r\nX: {}\r\n\r\n", "a".repeat(value));
+        let with = |value: usize| {
+            format!(
+                "GET / HTTP/1.1\r\nHost: h\r\nX: {}\r\n\r\n",
+                "a".repeat(value)
+            )
+        };
         let room = MAX_HEAD - with(0).len();
         for size in [1, 1000, MAX_HEAD * 2] {
-            assert_eq!(read(with(room).as_bytes(), size).expect("a head of 16 KiB").len(), 1);
+            assert_eq!(
+                read(with(room).as_bytes(), size)
+                    .expect("a head of 16 KiB")
+                    .len(),
+                1
+            );
             assert_eq!(read(with(room + 1).as_bytes(), size), Err(TOO_LONG));
         }
         let mut reader = Reader::default();
         let endless = with(MAX_HEAD * 4);
-        assert!(reader.push(&mut &endless.as_bytes()[..MAX_HEAD * 2]).is_err_and(|e| e == TOO_LONG));
-        assert!(reader.held_bytes() <= MAX_HEAD * 2, "an endless head should not be kept");
+        assert!(
+            reader
+                .push(&mut &endless.as_bytes()[..MAX_HEAD * 2])
+                .is_err_and(|e| e == TOO_LONG)
+        );
+        assert!(
+            reader.held_bytes() <= MAX_HEAD * 2,
+            "an endless head should not be kept"
+        );
     }
 
     #[test]
     fn a_body_too_large_needs_no_byte_of_it() {
         let mut reader = Reader::default();
-        let mut input = &b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 10000000000000\r\n\r\nabc"[..];
-        let request = next(&mut reader, &mut input).expect("well framed").expect("complete");
+        let mut input =
+            &b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 10000000000000\r\n\r\nabc"[..];
+        let request = next(&mut reader, &mut input)
+            .expect("well framed")
+            .expect("complete");
         assert!(request.body.is_none());
     }
 
     #[test]
     fn leave_to_send_is_asked_for_once_and_only_while_waiting() {
-        let head = "POST / HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n";
+        let head =
+            "POST / HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n";
         let mut reader = Reader::default();
-        assert!(next(&mut reader, &mut head.as_bytes()).expect("well framed").is_none());
+        assert!(
+            next(&mut reader, &mut head.as_bytes())
+                .expect("well framed")
+                .is_none()
+        );
         assert!(reader.take_continue());
         assert!(!reader.take_continue());
-        assert!(next(&mut reader, &mut &b"{}"[..]).expect("well framed").is_some());
+        assert!(
+            next(&mut reader, &mut &b"{}"[..])
+                .expect("well framed")
+                .is_some()
+        );
         let mut whole = head.to_owned() + "{}";
-        assert!(next(&mut reader, &mut whole.as_bytes()).expect("well framed").is_some());
+        assert!(
+            next(&mut reader, &mut whole.as_bytes())
+                .expect("well framed")
+                .is_some()
+        );
         assert!(!reader.take_continue());
         whole = head.replace("Length: 2", "Length: 2000000");
-        assert!(next(&mut reader, &mut whole.as_bytes()).expect("well framed").is_some());
+        assert!(
+            next(&mut reader, &mut whole.as_bytes())
+                .expect("well framed")
+                .is_some()
+        );
         assert!(!reader.take_continue());
     }
 
     #[test]
     fn the_body_of_a_refused_request_is_skipped_if_it_is_there() {
-        let length = "POST /a HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n";
+        let length =
+            "POST /a HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n";
         let chunked = TWO.split_inclusive("\r\n\r\n").next().expect("a head");
         for (head, body, is_skipped) in [
             (THREE, "", true),
@@ -290,16 +343,25 @@ mod tests {
             (chunked, "6\r\nsecond\r\n0\r\nX: y\r\n\r\n", true),
             (chunked, "6\r\nsecond\r\n0\r\nX: y\r\n", false),
             (chunked, "nonsense", false),
-            (&length.replace("Length: 5", "Length: 262145"), "first", false),
+            (
+                &length.replace("Length: 5", "Length: 262145"),
+                "first",
+                false,
+            ),
         ] {
             let wire = format!("{head}{body}{}", if is_skipped { THREE } else { "" });
             let (mut reader, mut input) = (Reader::default(), wire.as_bytes());
-            assert!(matches!(reader.push(&mut input), Ok(ReadStep::Head)), "{wire:?}");
+            assert!(
+                matches!(reader.push(&mut input), Ok(ReadStep::Head)),
+                "{wire:?}"
+            );
             let (_, skipped) = reader.refuse(&mut input);
             assert_eq!(skipped, is_skipped, "{wire:?}");
             assert!(reader.is_between_requests() && !reader.take_continue());
             if is_skipped {
-                let next = next(&mut reader, &mut input).expect("well framed").expect("complete");
+                let next = next(&mut reader, &mut input)
+                    .expect("well framed")
+                    .expect("complete");
                 assert_eq!(next.head.path(), "/c", "{wire:?}");
             }
         }
@@ -318,7 +380,10 @@ mod tests {
         ] {
             for size in [1, wire.len()] {
                 let mut reader = Reader::default();
-                let refused = wire.as_bytes().chunks(size).any(|mut piece| reader.push(&mut piece).is_err());
+                let refused = wire
+                    .as_bytes()
+                    .chunks(size)
+                    .any(|mut piece| reader.push(&mut piece).is_err());
                 assert!(refused, "{wire:?}");
             }
         }
@@ -337,18 +402,31 @@ mod tests {
 
     #[test]
     fn a_beginning_is_refused_before_the_head_is_complete() {
-        for wire in ["\u{16}\u{3}\u{1}", "SSH-2.0-x\r\n", "GET /\r\n", "GET / HTTP/1.1 x\r\nHost: h\r\n"] {
+        for wire in [
+            "\u{16}\u{3}\u{1}",
+            "SSH-2.0-x\r\n",
+            "GET /\r\n",
+            "GET / HTTP/1.1 x\r\nHost: h\r\n",
+        ] {
             for size in [1, wire.len()] {
                 let mut reader = Reader::default();
-                let refused = wire.as_bytes().chunks(size).any(|mut piece| reader.push(&mut piece).is_err());
+                let refused = wire
+                    .as_bytes()
+                    .chunks(size)
+                    .any(|mut piece| reader.push(&mut piece).is_err());
                 assert!(refused, "{wire:?}");
             }
         }
         let long = format!("GET /{} ", "x".repeat(5000));
         let mut reader = Reader::default();
         assert!(
-            long.as_bytes().chunks(7).all(|mut piece| matches!(reader.push(&mut piece), Ok(ReadStep::More)))
+            long.as_bytes()
+                .chunks(7)
+                .all(|mut piece| matches!(reader.push(&mut piece), Ok(ReadStep::More)))
         );
-        assert!(reader.push(&mut &b"\r\n"[..]).is_err(), "a long request line is checked at its end too");
+        assert!(
+            reader.push(&mut &b"\r\n"[..]).is_err(),
+            "a long request line is checked at its end too"
+        );
     }
 }

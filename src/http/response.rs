@@ -46,15 +46,22 @@ pub enum ConnectionHeader {
 }
 
 /// RFC 9110, 5.6.7.
-const HTTP_DATE: &[BorrowedFormatItem<'_>] =
-    format_description!("[weekday repr:short], [day] [month repr:short] [year] [hour]:[minute]:[second] GMT");
+const HTTP_DATE: &[BorrowedFormatItem<'_>] = format_description!(
+    "[weekday repr:short], [day] [month repr:short] [year] [hour]:[minute]:[second] GMT"
+);
 
 /// For a client that waits for this before it sends its body.
 pub const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 impl Response {
     pub fn new(status: u16, content_type: &'static str, body: Vec<u8>) -> Self {
-        Self { status, content_type, headers: Vec::new(), body, rest: None }
+        Self {
+            status,
+            content_type,
+            headers: Vec::new(),
+            body,
+            rest: None,
+        }
     }
 
     pub fn json(status: u16, body: Vec<u8>) -> Self {
@@ -69,8 +76,13 @@ impl Response {
     /// The bytes of the head and of `body`, without `rest`; for a HEAD request, the head only.
     pub fn encode(&self, connection: ConnectionHeader, without_body: bool) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(512 + self.body.len());
-        write!(bytes, "HTTP/1.1 {} {}\r\n", self.status, reason(self.status))
-            .expect("a Vec should take all that is written");
+        write!(
+            bytes,
+            "HTTP/1.1 {} {}\r\n",
+            self.status,
+            reason(self.status)
+        )
+        .expect("a Vec should take all that is written");
         let mut line = |name: &str, value: &str| {
             for part in [name, ": ", value, "\r\n"] {
                 bytes.extend_from_slice(part.as_bytes());
@@ -104,7 +116,8 @@ impl Response {
 }
 
 fn format_date(time: OffsetDateTime) -> String {
-    time.format(HTTP_DATE).expect("a date after 1970 should have its text")
+    time.format(HTTP_DATE)
+        .expect("a date after 1970 should have its text")
 }
 
 /// A piece as RFC 9112, 7.1 frames it; an empty one is the end.

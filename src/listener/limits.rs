@@ -52,10 +52,16 @@ impl Default for Limits {
 impl Limits {
     /// The interval at which deadlines are checked: short enough for the shortest, at least every second.
     pub(super) fn tick(&self) -> Duration {
-        let shortest = [self.request_time, self.idle_time, self.send_time, self.drain_time, self.stop_time]
-            .into_iter()
-            .min()
-            .expect("the list should not be empty");
+        let shortest = [
+            self.request_time,
+            self.idle_time,
+            self.send_time,
+            self.drain_time,
+            self.stop_time,
+        ]
+        .into_iter()
+        .min()
+        .expect("the list should not be empty");
         (shortest / 8).clamp(Duration::from_millis(10), Duration::from_secs(1))
     }
 }

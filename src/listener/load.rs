@@ -61,22 +61,47 @@ impl Cause {
     pub(super) fn line(self, count: u64) -> (log::Level, String) {
         use log::Level::{Info, Warn};
         let (level, event, reason) = match self {
-            Self::QueueFull => {
-                (Warn, "requests shed", "queue_full: every worker and every place in the queue was taken")
-            }
+            Self::QueueFull => (
+                Warn,
+                "requests shed",
+                "queue_full: every worker and every place in the queue was taken",
+            ),
             Self::ConsoleFull => (Warn, "console requests shed", "too many were waiting"),
-            Self::BuffersFull => (Warn, "requests shed", "buffers_full: buffer_limit was reached"),
-            Self::Rejected => {
-                (Warn, "connections rejected", "connections_full: no other connection could be evicted")
-            }
-            Self::UnfinishedEvicted => {
-                (Warn, "unfinished requests closed", "evicted to make room for others")
-            }
-            Self::IdleEvicted => (Info, "idle connections closed", "evicted to make room for others"),
-            Self::AbandonedWaiting => (Info, "requests dropped", "their client went away while they waited"),
-            Self::AbandonedRunning => (Info, "requests cancelled", "their client went away while they ran"),
+            Self::BuffersFull => (
+                Warn,
+                "requests shed",
+                "buffers_full: buffer_limit was reached",
+            ),
+            Self::Rejected => (
+                Warn,
+                "connections rejected",
+                "connections_full: no other connection could be evicted",
+            ),
+            Self::UnfinishedEvicted => (
+                Warn,
+                "unfinished requests closed",
+                "evicted to make room for others",
+            ),
+            Self::IdleEvicted => (
+                Info,
+                "idle connections closed",
+                "evicted to make room for others",
+            ),
+            Self::AbandonedWaiting => (
+                Info,
+                "requests dropped",
+                "their client went away while they waited",
+            ),
+            Self::AbandonedRunning => (
+                Info,
+                "requests cancelled",
+                "their client went away while they ran",
+            ),
         };
-        (level, format!("{event}: {count} since the last report ({reason})"))
+        (
+            level,
+            format!("{event}: {count} since the last report ({reason})"),
+        )
     }
 }
 
@@ -113,10 +138,20 @@ pub struct Level {
 impl Load {
     pub(super) fn new(limits: &Limits) -> Self {
         let Limits { workers, queue, .. } = *limits;
-        let of_keys = Room { threads: workers, places: queue, strangers: 0, has_limits: true };
+        let of_keys = Room {
+            threads: workers,
+            places: queue,
+            strangers: 0,
+            has_limits: true,
+        };
         // As many as there is room for if all of them have valid keys.
         let all = workers + queue;
-        let of_strangers = Room { threads: 1, places: all, strangers: all, has_limits: false };
+        let of_strangers = Room {
+            threads: 1,
+            places: all,
+            strangers: all,
+            has_limits: false,
+        };
         Self {
             limits: limits.clone(),
             queue: FairQueue::new(of_keys),
@@ -154,14 +189,32 @@ impl Load {
 
     /// The numbers are read one after another, so they may differ by a request that comes or goes meanwhile.
     pub fn snapshot(&self) -> Snapshot {
-        let Limits { workers, queue, max_connections, buffered_bytes, .. } = self.limits;
+        let Limits {
+            workers,
+            queue,
+            max_connections,
+            buffered_bytes,
+            ..
+        } = self.limits;
         let (running, waiting) = self.queue.load();
         let waiting = waiting + self.strangers.load().1;
         Snapshot {
-            workers: Level { now: running, most: workers },
-            queue: Level { now: waiting, most: queue },
-            connections: Level { now: self.connections.load(Ordering::Relaxed), most: max_connections },
-            buffered_bytes: Level { now: self.buffered.load(Ordering::Relaxed), most: buffered_bytes },
+            workers: Level {
+                now: running,
+                most: workers,
+            },
+            queue: Level {
+                now: waiting,
+                most: queue,
+            },
+            connections: Level {
+                now: self.connections.load(Ordering::Relaxed),
+                most: max_connections,
+            },
+            buffered_bytes: Level {
+                now: self.buffered.load(Ordering::Relaxed),
+                most: buffered_bytes,
+            },
             accepted: self.accepted.load(Ordering::Relaxed),
             causes: Cause::ALL.map(|cause| self.of(cause)),
         }
@@ -184,7 +237,10 @@ struct LoggedCount {
 impl PressureLog {
     /// Returns when the next line is due; `None` if there is nothing to log.
     pub fn due(&self, load: &Load, now: Instant) -> Option<Instant> {
-        Cause::ALL.into_iter().filter_map(|cause| self.0[cause as usize].due(load.of(cause), now)).min()
+        Cause::ALL
+            .into_iter()
+            .filter_map(|cause| self.0[cause as usize].due(load.of(cause), now))
+            .min()
     }
 
     /// Writes the lines that are due.
@@ -213,7 +269,10 @@ impl LoggedCount {
     fn take(&mut self, count: u64, now: Instant) -> Option<u64> {
         self.due(count, now).filter(|&due| due <= now)?;
         let more = count - self.count;
-        *self = Self { count, last_line: Some(now) };
+        *self = Self {
+            count,
+            last_line: Some(now),
+        };
         Some(more)
     }
 }
@@ -224,8 +283,17 @@ mod tests {
 
     #[test]
     fn the_list_is_whole_and_in_the_order_of_the_variants() {
-        assert!(Cause::ALL.iter().enumerate().all(|(place, &cause)| cause as usize == place));
-        assert_eq!(Cause::AbandonedRunning as usize + 1, Cause::ALL.len(), "the last variant");
+        assert!(
+            Cause::ALL
+                .iter()
+                .enumerate()
+                .all(|(place, &cause)| cause as usize == place)
+        );
+        assert_eq!(
+            Cause::AbandonedRunning as usize + 1,
+            Cause::ALL.len(),
+            "the last variant"
+        );
     }
 
     #[test]
@@ -242,7 +310,11 @@ mod tests {
             );
         }
         assert_eq!(logged.take(60, start + LINE_INTERVAL), Some(59));
-        assert_eq!(logged.take(60, start + 2 * LINE_INTERVAL), None, "there were none");
+        assert_eq!(
+            logged.take(60, start + 2 * LINE_INTERVAL),
+            None,
+            "there were none"
+        );
     }
 
     #[test]
@@ -255,7 +327,11 @@ mod tests {
         load.count(Cause::QueueFull);
         assert_eq!(log.due(&load, start), Some(start + LINE_INTERVAL));
         load.count(Cause::Rejected);
-        assert_eq!(log.due(&load, start), Some(start), "another cause does not wait");
+        assert_eq!(
+            log.due(&load, start),
+            Some(start),
+            "another cause does not wait"
+        );
         log.finish(&load, start);
         assert_eq!(log.due(&load, start), None);
     }

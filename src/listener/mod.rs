@@ -61,7 +61,12 @@ pub trait Service: Send + Sync + 'static {
     fn answer(&self, call: &PendingRequest, running: &RunningCall) -> Response;
 
     /// Answers a request that gets no worker: broken HTTP, or one that is shed.
-    fn refuse(&self, peer: Option<IpAddr>, call: Option<&PendingRequest>, failure: Failure) -> Response;
+    fn refuse(
+        &self,
+        peer: Option<IpAddr>,
+        call: Option<&PendingRequest>,
+        failure: Failure,
+    ) -> Response;
 }
 
 /// The decision from the head of a request.
@@ -92,7 +97,12 @@ pub struct PendingRequest {
 
 impl PendingRequest {
     fn new(request: Request, destination: Destination) -> Self {
-        Self { request, destination, received: Instant::now(), cancellation: Cancellation::default() }
+        Self {
+            request,
+            destination,
+            received: Instant::now(),
+            cancellation: Cancellation::default(),
+        }
     }
 }
 
@@ -127,7 +137,8 @@ impl Listener {
         let (stop, stopper) = UnixStream::pair()?;
         stop.set_nonblocking(true)?;
         let mut stop = mio::net::UnixStream::from_std(stop);
-        poll.registry().register(&mut stop, STOP, Interest::READABLE)?;
+        poll.registry()
+            .register(&mut stop, STOP, Interest::READABLE)?;
         for (index, socket) in sockets.iter_mut().enumerate() {
             socket.register(poll.registry(), Token(FIRST_SOCKET + index))?;
         }

@@ -17,7 +17,10 @@ pub(super) struct Origin {
 
 impl Origin {
     pub fn of(peer: Option<IpAddr>, proxies: &Proxies) -> Self {
-        Self { network: peer.map(ClientNetwork::from), is_shared: peer.is_none() || proxies.trusts(peer) }
+        Self {
+            network: peer.map(ClientNetwork::from),
+            is_shared: peer.is_none() || proxies.trusts(peer),
+        }
     }
 }
 
@@ -63,12 +66,18 @@ struct OriginEntry {
 
 impl Holdings {
     pub fn of(&self, origin: Origin) -> Holding {
-        self.by_origin.get(&origin).map(|holding| holding.held).unwrap_or_default()
+        self.by_origin
+            .get(&origin)
+            .map(|holding| holding.held)
+            .unwrap_or_default()
     }
 
     /// The bytes that all origins together could lose.
     pub fn evictable_bytes(&self) -> usize {
-        self.by_origin.values().map(|origin| origin.held.evictable_bytes).sum()
+        self.by_origin
+            .values()
+            .map(|origin| origin.held.evictable_bytes)
+            .sum()
     }
 
     /// Replaces what a connection holds.
@@ -78,7 +87,10 @@ impl Holdings {
         }
         let new = || {
             self.arrivals += 1;
-            OriginEntry { held: Holding::default(), arrival: self.arrivals }
+            OriginEntry {
+                held: Holding::default(),
+                arrival: self.arrivals,
+            }
         };
         let held = &mut self.by_origin.entry(origin).or_insert_with(new).held;
         held.connections = held.connections - from.connections + to.connections;
@@ -92,9 +104,16 @@ impl Holdings {
     /// Returns the largest holder among the origins that have something to evict. A shared one comes last, whatever it
     /// holds. Of equal ones it is the one that came first: a new client has time to send its request.
     pub fn largest(&self, resource: Resource) -> Option<Origin> {
-        let holders = self.by_origin.iter().filter(|(_, holding)| holding.held.amount(resource) > 0);
+        let holders = self
+            .by_origin
+            .iter()
+            .filter(|(_, holding)| holding.held.amount(resource) > 0);
         let rank = |(origin, holding): &(&Origin, &OriginEntry)| {
-            (!origin.is_shared, holding.held.amount(resource), Reverse(holding.arrival))
+            (
+                !origin.is_shared,
+                holding.held.amount(resource),
+                Reverse(holding.arrival),
+            )
         };
         holders.max_by_key(rank).map(|(origin, _)| *origin)
     }
@@ -105,7 +124,10 @@ mod tests {
     use super::*;
 
     fn origin(peer: &str) -> Origin {
-        Origin::of(peer.parse().ok(), &Proxies(vec!["10.0.0.0/8".parse().expect("a network")]))
+        Origin::of(
+            peer.parse().ok(),
+            &Proxies(vec!["10.0.0.0/8".parse().expect("a network")]),
+        )
     }
 
     #[test]
@@ -114,11 +136,19 @@ mod tests {
         assert_eq!(origin("2001:db8::1"), origin("2001:db8::ffff:1"));
         assert_eq!(origin("2001:db8::1"), origin("2001:db8:0:ff::1"));
         assert_ne!(origin("2001:db8::1"), origin("2001:db8:0:100::1"));
-        assert!(origin("10.1.1.1").is_shared && origin("unix").is_shared && !origin("192.0.2.1").is_shared);
+        assert!(
+            origin("10.1.1.1").is_shared
+                && origin("unix").is_shared
+                && !origin("192.0.2.1").is_shared
+        );
     }
 
     fn held(connections: usize, evictable: usize, evictable_bytes: usize) -> Holding {
-        Holding { connections, evictable, evictable_bytes }
+        Holding {
+            connections,
+            evictable,
+            evictable_bytes,
+        }
     }
 
     #[test]
@@ -126,7 +156,11 @@ mod tests {
         let mut holdings = Holdings::default();
         assert_eq!(holdings.largest(Resource::Connections), None);
         holdings.change(origin("unix"), Holding::default(), held(100, 90, 9_000));
-        assert_eq!(holdings.largest(Resource::Connections), Some(origin("unix")), "there is no other");
+        assert_eq!(
+            holdings.largest(Resource::Connections),
+            Some(origin("unix")),
+            "there is no other"
+        );
         holdings.change(origin("192.0.2.1"), Holding::default(), held(50, 50, 10));
         holdings.change(origin("192.0.2.2"), Holding::default(), held(60, 1, 5_000));
         assert_eq!(
@@ -144,14 +178,20 @@ mod tests {
         assert_eq!(holdings.largest(Resource::Bytes), Some(origin("192.0.2.1")));
         holdings.change(origin("192.0.2.2"), held(60, 0, 0), Holding::default());
         assert_eq!(holdings.of(origin("192.0.2.2")), Holding::default());
-        assert_eq!(holdings.by_origin.len(), 2, "an origin without a connection is forgotten");
+        assert_eq!(
+            holdings.by_origin.len(),
+            2,
+            "an origin without a connection is forgotten"
+        );
     }
 
     /// An attacker with thousands of addresses must not make newcomers evict one another.
     #[test]
     fn of_equal_holders_the_first_to_come_is_evicted_from() {
         let mut holdings = Holdings::default();
-        let addresses = (1..=200).map(|number| origin(&format!("192.0.2.{number}"))).collect::<Vec<_>>();
+        let addresses = (1..=200)
+            .map(|number| origin(&format!("192.0.2.{number}")))
+            .collect::<Vec<_>>();
         for &address in &addresses {
             holdings.change(address, Holding::default(), held(1, 1, 0));
         }

@@ -36,7 +36,11 @@ impl FromStr for TrustedProxy {
         let address: IpAddr = address.parse().map_err(|_| InvalidProxy)?;
         let most = if address.is_ipv4() { 32 } else { 128 };
         let bits = bits.unwrap_or(most);
-        if bits > most { Err(InvalidProxy) } else { Ok(Self::Network(address, bits)) }
+        if bits > most {
+            Err(InvalidProxy)
+        } else {
+            Ok(Self::Network(address, bits))
+        }
     }
 }
 
@@ -71,8 +75,8 @@ impl Proxies {
         if self.trusts(client.peer) {
             client.proxied = true;
             client.peer = self.client(client.peer, head);
-            client.secure |=
-                last(head, "x-forwarded-proto").is_some_and(|scheme| scheme.eq_ignore_ascii_case("https"));
+            client.secure |= last(head, "x-forwarded-proto")
+                .is_some_and(|scheme| scheme.eq_ignore_ascii_case("https"));
         }
     }
 
@@ -84,7 +88,11 @@ impl Proxies {
     fn client(&self, peer: Option<IpAddr>, head: &RequestHead) -> Option<IpAddr> {
         let values: Vec<&[u8]> = head.header("x-forwarded-for").collect();
         let mut client = peer;
-        for entry in values.iter().rev().flat_map(|value| value.rsplit(|&b| b == b',')) {
+        for entry in values
+            .iter()
+            .rev()
+            .flat_map(|value| value.rsplit(|&b| b == b','))
+        {
             let Some(address) = address(entry).filter(|_| self.trusts(client)) else {
                 break;
             };
@@ -104,7 +112,9 @@ fn last<'a>(head: &'a RequestHead, name: &'a str) -> Option<&'a str> {
 /// An address, which some proxies write with a port.
 fn address(text: &[u8]) -> Option<IpAddr> {
     let text = str::from_utf8(text).ok()?.trim();
-    let address = text.parse().or_else(|_| text.parse().map(|address: SocketAddr| address.ip()));
+    let address = text
+        .parse()
+        .or_else(|_| text.parse().map(|address: SocketAddr| address.ip()));
     address.ok().map(|address: IpAddr| address.to_canonical())
 }
 
@@ -114,14 +124,27 @@ mod tests {
 
     #[track_caller]
     fn check(trusted: &str, peer: &str, headers: &str, client: &str, secure: bool) {
-        let proxies =
-            Proxies(trusted.split_whitespace().map(|text| text.parse().expect("a good proxy")).collect());
+        let proxies = Proxies(
+            trusted
+                .split_whitespace()
+                .map(|text| text.parse().expect("a good proxy"))
+                .collect(),
+        );
         let head = format!("GET / HTTP/1.1\r\nHost: h\r\n{headers}\r\n");
         let head = RequestHead::parse(head.as_bytes()).expect("a good head");
-        let mut found = ClientInfo { peer: peer.parse().ok(), ..ClientInfo::default() };
+        let mut found = ClientInfo {
+            peer: peer.parse().ok(),
+            ..ClientInfo::default()
+        };
         proxies.apply_forwarding_headers(&mut found, &head);
-        let address = found.peer.map_or("unix".into(), |address| address.to_string());
-        assert_eq!((address.as_str(), found.secure), (client, secure), "{trusted} {peer} {headers}");
+        let address = found
+            .peer
+            .map_or("unix".into(), |address| address.to_string());
+        assert_eq!(
+            (address.as_str(), found.secure),
+            (client, secure),
+            "{trusted} {peer} {headers}"
+        );
     }
 
     #[test]
@@ -147,24 +170,87 @@ mod tests {
         let trusted = "10.0.0.0/8";
         check(trusted, "10.0.0.1", "", "10.0.0.1", false);
         check(trusted, "10.0.0.1", &with(""), "10.0.0.1", false);
-        check(trusted, "10.0.0.1", &with("1.1.1.1, 2.2.2.2"), "2.2.2.2", false);
-        check(trusted, "10.0.0.1", &with("1.1.1.1, 2.2.2.2, 10.0.0.9"), "2.2.2.2", false);
-        check(trusted, "10.0.0.1", &with("10.0.0.7, 10.0.0.8"), "10.0.0.7", false);
-        check(trusted, "10.0.0.1", &with("1.1.1.1, nonsense, 10.0.0.9"), "10.0.0.9", false);
+        check(
+            trusted,
+            "10.0.0.1",
+            &with("1.1.1.1, 2.2.2.2"),
+            "2.2.2.2",
+            false,
+        );
+        check(
+            trusted,
+            "10.0.0.1",
+            &with("1.1.1.1, 2.2.2.2, 10.0.0.9"),
+            "2.2.2.2",
+            false,
+        );
+        check(
+            trusted,
+            "10.0.0.1",
+            &with("10.0.0.7, 10.0.0.8"),
+            "10.0.0.7",
+            false,
+        );
+        check(
+            trusted,
+            "10.0.0.1",
+            &with("1.1.1.1, nonsense, 10.0.0.9"),
+            "10.0.0.9",
+            false,
+        );
         check(trusted, "10.0.0.1", &with("nonsense"), "10.0.0.1", false);
-        check(trusted, "10.0.0.1", &(with("1.1.1.1") + &with("2.2.2.2")), "2.2.2.2", false);
+        check(
+            trusted,
+            "10.0.0.1",
+            &(with("1.1.1.1") + &with("2.2.2.2")),
+            "2.2.2.2",
+            false,
+        );
         check(trusted, "10.0.0.1", &with("2.2.2.2:4711"), "2.2.2.2", false);
-        check(trusted, "10.0.0.1", &with("[2001:db8::7]:4711"), "2001:db8::7", false);
-        check(trusted, "10.0.0.1", &with("2001:db8::7"), "2001:db8::7", false);
-        check(trusted, "10.0.0.1", "X-Forwarded-Proto: https, http\r\n", "10.0.0.1", false);
+        check(
+            trusted,
+            "10.0.0.1",
+            &with("[2001:db8::7]:4711"),
+            "2001:db8::7",
+            false,
+        );
+        check(
+            trusted,
+            "10.0.0.1",
+            &with("2001:db8::7"),
+            "2001:db8::7",
+            false,
+        );
+        check(
+            trusted,
+            "10.0.0.1",
+            "X-Forwarded-Proto: https, http\r\n",
+            "10.0.0.1",
+            false,
+        );
     }
 
     #[test]
     fn what_names_a_proxy() {
-        for good in ["unix", "127.0.0.1", "10.0.0.0/8", "::1", "fd00::/8", "0.0.0.0/0"] {
+        for good in [
+            "unix",
+            "127.0.0.1",
+            "10.0.0.0/8",
+            "::1",
+            "fd00::/8",
+            "0.0.0.0/0",
+        ] {
             assert!(good.parse::<TrustedProxy>().is_ok(), "{good}");
         }
-        for bad in ["", "localhost", "10.0.0.0/33", "::/129", "10.0.0.0/", "10.0.0.0/-1", "10.0.0.0/8/8"] {
+        for bad in [
+            "",
+            "localhost",
+            "10.0.0.0/33",
+            "::/129",
+            "10.0.0.0/",
+            "10.0.0.0/-1",
+            "10.0.0.0/8/8",
+        ] {
             assert!(bad.parse::<TrustedProxy>().is_err(), "{bad}");
         }
     }

@@ -85,7 +85,10 @@ mod tests {
     fn stuck_is_not_busy() {
         let poll = Poll::new().expect("a poll");
         let waker = Arc::new(Waker::new(poll.registry(), Token(0)).expect("a waker"));
-        let load = Arc::new(Load::new(&Limits { workers: 2, ..Limits::default() }));
+        let load = Arc::new(Load::new(&Limits {
+            workers: 2,
+            ..Limits::default()
+        }));
         let pulse = Pulse::new(waker, Arc::clone(&load));
         let (none, long) = (Duration::ZERO, Duration::from_secs(3600));
         assert!(pulse.loop_answered(), "nothing was asked");
@@ -95,8 +98,16 @@ mod tests {
         assert!(pulse.loop_answered());
         std::thread::sleep(Duration::from_millis(2));
         let start = || {
-            load.queue.push(Job::numbered(0, Ticket { lane: Some("key_1".into()), ..Ticket::default() }));
-            let Ok(job) = load.queue.take(None) else { panic!("no request") };
+            load.queue.push(Job::numbered(
+                0,
+                Ticket {
+                    lane: Some("key_1".into()),
+                    ..Ticket::default()
+                },
+            ));
+            let Ok(job) = load.queue.take(None) else {
+                panic!("no request")
+            };
             load.queue.set_limit(&job.ticket.lane, None);
         };
         start();
@@ -104,6 +115,9 @@ mod tests {
         start();
         assert!(pulse.workers_stuck(none) && !pulse.workers_stuck(long));
         pulse.work_started();
-        assert!(!pulse.workers_stuck(Duration::from_millis(500)), "a worker has just started a request");
+        assert!(
+            !pulse.workers_stuck(Duration::from_millis(500)),
+            "a worker has just started a request"
+        );
     }
 }

@@ -78,7 +78,8 @@ impl Job {
 
     /// Returns true if this is the request that `cancellation` cancels.
     pub fn is_cancelled_by(&self, cancellation: &Cancellation) -> bool {
-        self.call().is_some_and(|call| call.cancellation.is(cancellation))
+        self.call()
+            .is_some_and(|call| call.cancellation.is(cancellation))
     }
 
     /// The memory of its request.
@@ -148,7 +149,11 @@ impl HeavyLane<'_> {
     /// Sheds a request, unless a thread has just taken the last one: the newest, or that of the stranger that sent most.
     pub fn shed(&self) -> Option<Job> {
         let mut state = lock(&self.queue.state);
-        if self.name.is_some() { state.shed_newest(&self.name) } else { state.shed_stranger() }
+        if self.name.is_some() {
+            state.shed_newest(&self.name)
+        } else {
+            state.shed_stranger()
+        }
     }
 }
 
@@ -162,13 +167,22 @@ pub(super) enum NoJob {
 
 impl FairQueue {
     pub fn new(room: Room) -> Self {
-        Self { room, state: Mutex::default(), eligible: Condvar::new() }
+        Self {
+            room,
+            state: Mutex::default(),
+            eligible: Condvar::new(),
+        }
     }
 
     /// Queues a request. If there is no room, returns the newest of the lane with the most waiting.
     pub fn push(&self, job: Job) -> Option<Job> {
         let mut state = lock(&self.state);
-        let Ticket { lane: name, origin, is_begun, .. } = job.ticket.clone();
+        let Ticket {
+            lane: name,
+            origin,
+            is_begun,
+            ..
+        } = job.ticket.clone();
         state.count_origin(origin.filter(|_| name.is_none()));
         let lane = state.lane(&name);
         lane.bytes += job.bytes();
@@ -185,7 +199,9 @@ impl FairQueue {
         let shed = if are_strangers_many {
             state.shed_stranger()
         } else if is_full && !is_begun {
-            state.longest_lane(&name).and_then(|longest| state.shed_newest(&longest))
+            state
+                .longest_lane(&name)
+                .and_then(|longest| state.shed_newest(&longest))
         } else {
             None
         };
@@ -198,7 +214,9 @@ impl FairQueue {
     pub fn take(&self, until: Option<Instant>) -> Result<Job, NoJob> {
         let mut state = lock(&self.state);
         loop {
-            let left = until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
+            let left = until.map_or(Duration::MAX, |until| {
+                until.saturating_duration_since(Instant::now())
+            });
             if left.is_zero() {
                 return Err(NoJob::Late);
             }
@@ -209,7 +227,11 @@ impl FairQueue {
                 return Err(NoJob::Closed);
             }
             state.idle += 1;
-            state = self.eligible.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self
+                .eligible
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
             state.idle -= 1;
         }
     }
@@ -259,7 +281,10 @@ impl FairQueue {
 
     /// The memory of a lane's requests.
     pub fn lane_bytes(&self, name: &Name) -> usize {
-        lock(&self.state).lanes.get(name).map_or(0, |lane| lane.bytes)
+        lock(&self.state)
+            .lanes
+            .get(name)
+            .map_or(0, |lane| lane.bytes)
     }
 
     /// The lanes that hold more than `own` bytes and have a request that can be shed.
@@ -269,7 +294,12 @@ impl FairQueue {
         let measure = |name: &Name| {
             let lane = &state.lanes[name];
             let waiting = lane.waiting.iter().map(Job::bytes).sum();
-            HeavyLane { queue: self, name: name.clone(), bytes: lane.bytes, waiting }
+            HeavyLane {
+                queue: self,
+                name: name.clone(),
+                bytes: lane.bytes,
+                waiting,
+            }
         };
         state.turns.iter().filter(is_heavier).map(measure).collect()
     }
@@ -291,12 +321,18 @@ impl FairQueue {
         let state = lock(&self.state);
         let report = |(name, lane): (&Name, &LaneState)| {
             Some(LaneLoad {
-                name: name.clone().filter(|_| !lane.is_unused() || lane.shed > 0)?,
+                name: name
+                    .clone()
+                    .filter(|_| !lane.is_unused() || lane.shed > 0)?,
                 waiting: lane.waiting.len(),
                 running: lane.running,
                 limit: lane.limit,
                 shed: lane.shed,
-                longest_wait: lane.waiting.front().and_then(Job::call).map(|call| call.received.elapsed()),
+                longest_wait: lane
+                    .waiting
+                    .front()
+                    .and_then(Job::call)
+                    .map(|call| call.received.elapsed()),
             })
         };
         state.lanes.iter().filter_map(report).collect()
@@ -318,20 +354,36 @@ impl FairQueue {
     /// Returns how many requests of a lane could run now. It may be fewer: of several exclusive requests only one can.
     fn eligible_of(&self, state: &QueueState, name: &Name, soon: bool) -> usize {
         let lane = &state.lanes[name];
-        if state.exclusive_runs && lane.waiting.front().is_some_and(|first| first.ticket.exclusive) {
+        if state.exclusive_runs
+            && lane
+                .waiting
+                .front()
+                .is_some_and(|first| first.ticket.exclusive)
+        {
             return 0;
         }
         let is_limit_good = soon || lane.is_limit_read || !self.room.has_limits;
         let limit = if is_limit_good { lane.limit } else { Some(1) };
-        let left = limit.map_or(usize::MAX, |limit| (limit as usize).saturating_sub(lane.running));
+        let left = limit.map_or(usize::MAX, |limit| {
+            (limit as usize).saturating_sub(lane.running)
+        });
         lane.waiting.len().min(left)
     }
 
     fn take_next(&self, state: &mut QueueState) -> Option<Job> {
-        let turn = state.turns.iter().position(|name| self.eligible_of(state, name, false) > 0)?;
-        let name = state.turns.remove(turn).expect("the position was just found");
+        let turn = state
+            .turns
+            .iter()
+            .position(|name| self.eligible_of(state, name, false) > 0)?;
+        let name = state
+            .turns
+            .remove(turn)
+            .expect("the position was just found");
         let lane = state.lane(&name);
-        let job = lane.waiting.pop_front().expect("a lane with a turn has requests");
+        let job = lane
+            .waiting
+            .pop_front()
+            .expect("a lane with a turn has requests");
         lane.running += 1;
         if !lane.waiting.is_empty() {
             state.turns.push_back(name);
@@ -361,11 +413,18 @@ impl QueueState {
     /// The lane with the most waiting, of those whose newest request can be shed: of several, that of the newcomer.
     fn longest_lane(&self, newcomer: &Name) -> Option<Name> {
         let length = |name: &&Name| (self.lanes[*name].waiting.len(), *name == newcomer);
-        self.turns.iter().filter(|name| self.can_shed(name)).max_by_key(length).cloned()
+        self.turns
+            .iter()
+            .filter(|name| self.can_shed(name))
+            .max_by_key(length)
+            .cloned()
     }
 
     fn can_shed(&self, name: &Name) -> bool {
-        self.lanes[name].waiting.back().is_some_and(|newest| !newest.ticket.is_begun)
+        self.lanes[name]
+            .waiting
+            .back()
+            .is_some_and(|newest| !newest.ticket.is_begun)
     }
 
     fn remove(&mut self, name: &Name, place: usize) -> Option<Job> {
@@ -397,9 +456,17 @@ impl QueueState {
     fn shed_stranger(&mut self) -> Option<Job> {
         let strangers = self.lanes.get_mut(&None)?;
         strangers.shed += 1;
-        let sent = |job: &Job| job.ticket.origin.and_then(|origin| self.origins.get(&origin));
+        let sent = |job: &Job| {
+            job.ticket
+                .origin
+                .and_then(|origin| self.origins.get(&origin))
+        };
         // Of several that sent most, the last.
-        let (place, _) = strangers.waiting.iter().enumerate().max_by_key(|(_, job)| sent(job))?;
+        let (place, _) = strangers
+            .waiting
+            .iter()
+            .enumerate()
+            .max_by_key(|(_, job)| sent(job))?;
         self.remove(&None, place)
     }
 
@@ -424,7 +491,11 @@ impl Job {
             }
         }
         let work = Work::Piece(Box::new(NoPieces), ConnectionHeader::Close);
-        Self { connection, ticket, work }
+        Self {
+            connection,
+            ticket,
+            work,
+        }
     }
 }
 
@@ -448,32 +519,56 @@ mod tests {
     }
 
     fn of_key(name: &str) -> Ticket {
-        Ticket { lane: Some(name.into()), ..Ticket::default() }
+        Ticket {
+            lane: Some(name.into()),
+            ..Ticket::default()
+        }
     }
 
     impl TestPool {
         fn new(threads: usize, places: usize) -> Self {
-            Self::with(Room { threads, places, strangers: 0, has_limits: true })
+            Self::with(Room {
+                threads,
+                places,
+                strangers: 0,
+                has_limits: true,
+            })
         }
 
         fn of_console(threads: usize, places: usize) -> Self {
-            Self::with(Room { threads, places, strangers: (places / 4).max(1), has_limits: false })
+            Self::with(Room {
+                threads,
+                places,
+                strangers: (places / 4).max(1),
+                has_limits: false,
+            })
         }
 
         fn with(room: Room) -> Self {
             let queue = FairQueue::new(room);
-            Self { queue, running: Vec::new(), limits: HashMap::new(), shed: Vec::new() }
+            Self {
+                queue,
+                running: Vec::new(),
+                limits: HashMap::new(),
+                shed: Vec::new(),
+            }
         }
 
         fn push(&mut self, ticket: Ticket, number: u32) {
-            self.shed
-                .extend(self.queue.push(Job::numbered(number as usize, ticket)).as_ref().map(self::number));
+            self.shed.extend(
+                self.queue
+                    .push(Job::numbered(number as usize, ticket))
+                    .as_ref()
+                    .map(self::number),
+            );
         }
 
         /// Lets a free thread take a request, if there are both.
         fn run_next(&mut self) -> bool {
             let is_free = self.running.len() < self.queue.room.threads;
-            let taken = is_free.then(|| self.queue.take_next(&mut lock(&self.queue.state))).flatten();
+            let taken = is_free
+                .then(|| self.queue.take_next(&mut lock(&self.queue.state)))
+                .flatten();
             let is_taken = taken.is_some();
             self.running.extend(taken);
             is_taken
@@ -482,7 +577,9 @@ mod tests {
         /// Reads the limit of a request that runs.
         fn read_limit(&mut self, place: usize) {
             let lane = &self.running[place].ticket.lane;
-            let limit = lane.as_deref().and_then(|name| self.limits.get(name).copied().flatten());
+            let limit = lane
+                .as_deref()
+                .and_then(|name| self.limits.get(name).copied().flatten());
             self.queue.set_limit(lane, limit);
         }
 
@@ -500,11 +597,17 @@ mod tests {
         }
 
         fn remove(&mut self, number: u32) -> Option<u32> {
-            self.queue.remove(|job| job.connection == number as usize).as_ref().map(self::number)
+            self.queue
+                .remove(|job| job.connection == number as usize)
+                .as_ref()
+                .map(self::number)
         }
 
         fn running_of(&self, name: &str) -> usize {
-            self.running.iter().filter(|job| job.ticket.lane.as_deref() == Some(name)).count()
+            self.running
+                .iter()
+                .filter(|job| job.ticket.lane.as_deref() == Some(name))
+                .count()
         }
 
         /// Serves everything, and returns the order.
@@ -532,7 +635,10 @@ mod tests {
         }
         assert_eq!(pool.order(), [1, 11, 21, 31, 2, 12, 22, 3, 13, 4, 5, 6]);
         assert_eq!((pool.queue.load(), pool.shed.len()), ((0, 0), 0));
-        assert!(pool.queue.lanes().is_empty(), "a lane that is not used is not reported");
+        assert!(
+            pool.queue.lanes().is_empty(),
+            "a lane that is not used is not reported"
+        );
     }
 
     #[test]
@@ -545,9 +651,18 @@ mod tests {
         pool.push(of_key("a"), 6);
         assert_eq!(pool.shed, [6], "of one lane it is the newcomer");
         (11..=13).for_each(|number| pool.push(of_key("b"), number));
-        assert_eq!(pool.shed, [6, 5, 4, 13], "no lane loses one to a lane as long");
-        let shed =
-            |name: &str| pool.queue.lanes().iter().find(|lane| &*lane.name == name).map(|lane| lane.shed);
+        assert_eq!(
+            pool.shed,
+            [6, 5, 4, 13],
+            "no lane loses one to a lane as long"
+        );
+        let shed = |name: &str| {
+            pool.queue
+                .lanes()
+                .iter()
+                .find(|lane| &*lane.name == name)
+                .map(|lane| lane.shed)
+        };
         assert_eq!((shed("a"), shed("b")), (Some(3), Some(1)));
         assert_eq!(pool.order(), [1, 2, 11, 3, 12]);
         assert_eq!(pool.queue.lanes().len(), 2, "the counts stay");
@@ -563,7 +678,10 @@ mod tests {
     #[test]
     fn what_has_begun_is_not_shed_and_sheds_nothing() {
         let mut pool = TestPool::of_console(1, 4);
-        let piece = || Ticket { is_begun: true, ..of_key("pieces") };
+        let piece = || Ticket {
+            is_begun: true,
+            ..of_key("pieces")
+        };
         pool.push(piece(), 0);
         pool.settle();
         (1..=4).for_each(|number| pool.push(of_key("x"), number));
@@ -578,16 +696,27 @@ mod tests {
     fn of_strangers_the_address_that_sent_most_loses_a_request() {
         let mut pool = TestPool::of_console(1, 16);
         let network = |number: u32| IpAddr::from(number.to_be_bytes()).into();
-        let from = |number: u32| Ticket { origin: Some(network(number)), ..Ticket::default() };
+        let from = |number: u32| Ticket {
+            origin: Some(network(number)),
+            ..Ticket::default()
+        };
         (1..=20).for_each(|number| pool.push(from(1), number));
-        assert_eq!(pool.shed, (6..=20).collect::<Vec<_>>(), "one is about to run, and four wait");
+        assert_eq!(
+            pool.shed,
+            (6..=20).collect::<Vec<_>>(),
+            "one is about to run, and four wait"
+        );
         pool.shed.clear();
         (21..=23).for_each(|number| pool.push(from(number), number));
         assert_eq!(pool.shed, [5, 4, 3]);
         (24..=26).for_each(|number| pool.push(from(number), number));
         assert_eq!(pool.shed, [5, 4, 3, 2, 1, 26], "the newest of several");
         pool.push(of_key("a"), 31);
-        assert_eq!(pool.order(), [21, 31, 22, 23, 24, 25], "the others have places of their own");
+        assert_eq!(
+            pool.order(),
+            [21, 31, 22, 23, 24, 25],
+            "the others have places of their own"
+        );
         (0..REMEMBERED as u32 + 1).for_each(|number| pool.push(from(number), number));
         assert!(lock(&pool.queue.state).origins.len() <= REMEMBERED);
     }
@@ -596,18 +725,34 @@ mod tests {
     fn exclusive_requests_run_one_at_a_time_and_no_thread_waits_for_them() {
         let mut pool = TestPool::of_console(2, 64);
         for (lane, number) in [("x", 1), ("x", 2), ("x", 3), ("y", 11), ("z", 21)] {
-            pool.push(Ticket { exclusive: true, ..of_key(lane) }, number);
+            pool.push(
+                Ticket {
+                    exclusive: true,
+                    ..of_key(lane)
+                },
+                number,
+            );
         }
         pool.settle();
         assert_eq!(pool.running.len(), 1);
         pool.push(of_key("a"), 31);
         pool.settle();
-        assert_eq!(pool.running.len(), 2, "another request has the other thread");
+        assert_eq!(
+            pool.running.len(),
+            2,
+            "another request has the other thread"
+        );
         let mut order = Vec::new();
         while let Some(place) = pool.running.iter().position(|job| job.ticket.exclusive) {
             order.push(pool.finish(place));
             pool.settle();
-            assert!(pool.running.iter().filter(|job| job.ticket.exclusive).count() <= 1);
+            assert!(
+                pool.running
+                    .iter()
+                    .filter(|job| job.ticket.exclusive)
+                    .count()
+                    <= 1
+            );
         }
         assert_eq!(order, [1, 11, 21, 2, 3], "the lanes take turns");
         assert_eq!((pool.finish(0), pool.queue.load()), (31, (0, 0)));
@@ -618,13 +763,22 @@ mod tests {
         let mut pool = TestPool::new(8, 100);
         pool.limits.insert("a", Some(3));
         (1..=9).for_each(|number| pool.push(of_key("a"), number));
-        assert!(pool.run_next() && !pool.run_next(), "it may have a limit by now");
+        assert!(
+            pool.run_next() && !pool.run_next(),
+            "it may have a limit by now"
+        );
         pool.read_limit(0);
         assert!(pool.run_next() && pool.run_next() && !pool.run_next());
         (0..3).for_each(|_| _ = pool.finish(0));
-        assert!(pool.run_next() && !pool.run_next(), "nothing ran, so it is read again");
+        assert!(
+            pool.run_next() && !pool.run_next(),
+            "nothing ran, so it is read again"
+        );
         pool.finish(0);
-        assert!(pool.run_next(), "although the one before it did not read it");
+        assert!(
+            pool.run_next(),
+            "although the one before it did not read it"
+        );
     }
 
     #[test]
@@ -634,7 +788,11 @@ mod tests {
         (1..=20).for_each(|number| pool.push(of_key("a"), number));
         (31..=36).for_each(|number| pool.push(of_key("b"), number));
         pool.settle();
-        assert_eq!((pool.running_of("a"), pool.running_of("b")), (2, 6), "the others use the other threads");
+        assert_eq!(
+            (pool.running_of("a"), pool.running_of("b")),
+            (2, 6),
+            "the others use the other threads"
+        );
         while let Some(place) = pool.running.iter().position(|job| job.connection > 30) {
             pool.finish(place);
         }
@@ -649,7 +807,11 @@ mod tests {
         for left in [7, 6, 5, 4, 3, 2, 1, 1] {
             pool.finish(0);
             pool.settle();
-            assert_eq!(pool.running_of("a"), left, "the rest waits until there is one");
+            assert_eq!(
+                pool.running_of("a"),
+                left,
+                "the rest waits until there is one"
+            );
         }
     }
 
@@ -659,7 +821,10 @@ mod tests {
         for (name, number) in [("a", 1), ("a", 2), ("b", 11), ("a", 3)] {
             pool.push(of_key(name), number);
         }
-        assert_eq!((pool.remove(11), pool.remove(11), pool.remove(2)), (Some(11), None, Some(2)));
+        assert_eq!(
+            (pool.remove(11), pool.remove(11), pool.remove(2)),
+            (Some(11), None, Some(2))
+        );
         assert_eq!(pool.queue.load(), (0, 2));
         assert_eq!(pool.order(), [1, 3]);
     }
@@ -746,25 +911,42 @@ mod tests {
                     _ => {}
                 }
                 let is_over = |number: &u32| {
-                    pool.running.iter().any(|job| job.connection == *number as usize)
+                    pool.running
+                        .iter()
+                        .any(|job| job.connection == *number as usize)
                         || pool.shed.contains(number)
                 };
                 waiting.retain(|(number, _)| !is_over(number));
-                assert_eq!(pool.queue.load(), (pool.running.len(), waiting.len()), "seed {seed}");
+                assert_eq!(
+                    pool.queue.load(),
+                    (pool.running.len(), waiting.len()),
+                    "seed {seed}"
+                );
                 for (name, limit) in &pool.limits {
                     let most = limit.map_or(usize::MAX, |limit| limit as usize);
                     assert!(pool.running_of(name) <= most, "seed {seed}");
                 }
                 let can_run = |&(_, name): &(u32, &str)| {
-                    let is_read = lock(&pool.queue.state).lane(&Some(name.into())).is_limit_read;
+                    let is_read = lock(&pool.queue.state)
+                        .lane(&Some(name.into()))
+                        .is_limit_read;
                     let limit = if is_read { pool.limits[name] } else { Some(1) };
                     limit.is_none_or(|limit| pool.running_of(name) < limit as usize)
                 };
-                let (can_run, has_room) =
-                    (waiting.iter().any(can_run), pool.running.len() < pool.queue.room.threads);
+                let (can_run, has_room) = (
+                    waiting.iter().any(can_run),
+                    pool.running.len() < pool.queue.room.threads,
+                );
                 let eligible = pool.queue.eligible(&lock(&pool.queue.state), false);
-                assert_eq!(eligible > 0, can_run, "seed {seed}, step {number}: {waiting:?}");
-                assert!(!(can_run && has_room) || pool.run_next(), "seed {seed}, step {number}");
+                assert_eq!(
+                    eligible > 0,
+                    can_run,
+                    "seed {seed}, step {number}: {waiting:?}"
+                );
+                assert!(
+                    !(can_run && has_room) || pool.run_next(),
+                    "seed {seed}, step {number}"
+                );
                 let taken = pool.running.last().map(self::number);
                 waiting.retain(|(number, _)| Some(*number) != taken);
             }

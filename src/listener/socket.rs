@@ -72,13 +72,27 @@ impl ListeningSocket {
     pub fn inherited_tcp(listener: net::TcpListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let address = Address::Tcp(listener.local_addr()?);
-        Ok(Self { listener: TcpListener::from_std(listener), address, is_made: false })
+        Ok(Self {
+            listener: TcpListener::from_std(listener),
+            address,
+            is_made: false,
+        })
     }
 
     pub fn inherited_unix(listener: UnixListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        let address = Address::Unix(listener.local_addr()?.as_pathname().unwrap_or(Path::new("")).into());
-        Ok(Self { listener: OwnedFd::from(listener).into(), address, is_made: false })
+        let address = Address::Unix(
+            listener
+                .local_addr()?
+                .as_pathname()
+                .unwrap_or(Path::new(""))
+                .into(),
+        );
+        Ok(Self {
+            listener: OwnedFd::from(listener).into(),
+            address,
+            is_made: false,
+        })
     }
 
     pub(super) fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
@@ -117,7 +131,9 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Err(_) => return Ok(()),
         Ok(found) if !found.file_type().is_socket() => {
-            return Err(io::Error::other("a file that is not a socket is there: choose another path"));
+            return Err(io::Error::other(
+                "a file that is not a socket is there: choose another path",
+            ));
         }
         Ok(_) => {}
     }
@@ -133,7 +149,8 @@ fn remove_stale(path: &Path) -> io::Result<()> {
 /// Creates a Unix socket at a path. Its file never has more permissions than `mode`: Linux takes the mode of the new
 /// file from the unbound socket, less the umask. Setting the umask itself would affect files that other threads create.
 fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, NEW_SOCKET, None)?;
+    let socket =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, NEW_SOCKET, None)?;
     rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode))?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket.into())
@@ -148,7 +165,11 @@ pub(super) struct InboundStream {
 
 impl InboundStream {
     pub fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
-        registry.register(&mut self.socket, token, Interest::READABLE | Interest::WRITABLE)
+        registry.register(
+            &mut self.socket,
+            token,
+            Interest::READABLE | Interest::WRITABLE,
+        )
     }
 
     /// Writes what can be written without waiting, and returns how many bytes that was.
@@ -174,7 +195,10 @@ impl InboundStream {
 
 impl From<TcpStream> for InboundStream {
     fn from(socket: TcpStream) -> Self {
-        Self { socket, is_drained: Cell::new(false) }
+        Self {
+            socket,
+            is_drained: Cell::new(false),
+        }
     }
 }
 
@@ -217,25 +241,44 @@ mod tests {
 
     #[test]
     fn a_unix_socket_never_has_more_permissions_than_its_mode() {
-        let path = std::env::temp_dir().join(format!("adriaticum-{}.sock", crate::secret::secret_hex::<8>()));
-        let mode = || fs::symlink_metadata(&path).expect("a file").permissions().mode() & 0o7777;
+        let path = std::env::temp_dir().join(format!(
+            "adriaticum-{}.sock",
+            crate::secret::secret_hex::<8>()
+        ));
+        let mode = || {
+            fs::symlink_metadata(&path)
+                .expect("a file")
+                .permissions()
+                .mode()
+                & 0o7777
+        };
         let _unfinished = bind_unix(&path, 0o600).expect("a socket");
         assert_eq!(mode() & !0o600, 0, "{:o}", mode());
         fs::remove_file(&path).expect("it should go");
         for wanted in [0o777, 0o660, 0] {
-            let _socket = ListeningSocket::bind(&Address::Unix(path.clone()), wanted).expect("a socket");
+            let _socket =
+                ListeningSocket::bind(&Address::Unix(path.clone()), wanted).expect("a socket");
             assert_eq!(mode(), wanted, "whatever the umask is");
         }
     }
 
     #[test]
     fn a_burst_of_clients_is_kept_until_it_is_accepted() {
-        let socket = ListeningSocket::bind(&Address::Tcp(([127, 0, 0, 1], 0).into()), 0).expect("a port");
-        let Address::Tcp(address) = socket.address else { panic!("no address") };
+        let socket =
+            ListeningSocket::bind(&Address::Tcp(([127, 0, 0, 1], 0).into()), 0).expect("a port");
+        let Address::Tcp(address) = socket.address else {
+            panic!("no address")
+        };
         let connect = |_| net::TcpStream::connect_timeout(&address, Duration::from_secs(20));
-        let clients: Vec<_> = (0..300).map(connect).collect::<io::Result<_>>().expect("all connect");
+        let clients: Vec<_> = (0..300)
+            .map(connect)
+            .collect::<io::Result<_>>()
+            .expect("all connect");
         for client in &clients {
-            assert_eq!(socket.accept().expect("it is there").1, client.local_addr().ok().map(|it| it.ip()));
+            assert_eq!(
+                socket.accept().expect("it is there").1,
+                client.local_addr().ok().map(|it| it.ip())
+            );
         }
     }
 }

@@ -41,14 +41,20 @@ impl<S: Service> Workers<S> {
     fn look_up(&self, job: Job) {
         let mut assignment = Assignment::new(&self.completions, job.connection);
         let _running = RunningCall::new(&self.load.strangers, &job);
-        let Some(call) = job.call().filter(|call| !call.cancellation.is_cancelled()) else { return };
+        let Some(call) = job.call().filter(|call| !call.cancellation.is_cancelled()) else {
+            return;
+        };
         match self.service.identify(call) {
             RequestIdentity::Known(lane) => {
                 let cancellation = call.cancellation.clone();
                 self.admit(job, &lane);
                 // The loop, which cancels before it searches the queues, may have found nothing there.
                 let is_left = cancellation.is_cancelled()
-                    && self.load.queue.remove(|job| job.is_cancelled_by(&cancellation)).is_some();
+                    && self
+                        .load
+                        .queue
+                        .remove(|job| job.is_cancelled_by(&cancellation))
+                        .is_some();
                 if !is_left {
                     // The worker that takes it from the queue answers.
                     assignment.outgoing = None;
@@ -79,17 +85,25 @@ impl<S: Service> Workers<S> {
         let Some(call) = job.call() else { return };
         self.load.count(Cause::QueueFull);
         let failure = Failure::shed(FailureCause::QueueFull);
-        let response = self.service.refuse(call.request.client.peer, Some(call), failure);
-        self.completions.push(job.connection, Outgoing::last(&response, false));
+        let response = self
+            .service
+            .refuse(call.request.client.peer, Some(call), failure);
+        self.completions
+            .push(job.connection, Outgoing::last(&response, false));
     }
 
     /// Reads the limits of the keys that have requests. A key that is no longer valid is a stranger again.
     fn read_limits(&self) {
         let used = self.load.queue.used_lanes();
-        let found = (!used.is_empty()).then(|| self.service.lanes(&used)).flatten();
+        let found = (!used.is_empty())
+            .then(|| self.service.lanes(&used))
+            .flatten();
         for name in used.iter().filter(|_| found.is_some()) {
             match found.iter().flatten().find(|lane| *lane.name == **name) {
-                Some(lane) => self.load.queue.set_limit(&Some(Arc::clone(name)), lane.limit),
+                Some(lane) => self
+                    .load
+                    .queue
+                    .set_limit(&Some(Arc::clone(name)), lane.limit),
                 None => self.known.forget(name),
             }
         }
@@ -112,7 +126,10 @@ impl KnownLanes {
         let mut lanes = lock(&self.0);
         lanes.insert(digest, (name, Instant::now()));
         if lanes.len() > REMEMBERED {
-            let oldest = lanes.iter().min_by_key(|(_, (_, used))| *used).map(|(digest, _)| *digest);
+            let oldest = lanes
+                .iter()
+                .min_by_key(|(_, (_, used))| *used)
+                .map(|(digest, _)| *digest);
             oldest.and_then(|digest| lanes.remove(&digest));
         }
     }
@@ -133,8 +150,17 @@ mod tests {
         (0..REMEMBERED).for_each(|number| known.remember(digest(number), "a".into()));
         assert!(known.find(&digest(0)).is_some(), "this use counts");
         known.remember(digest(REMEMBERED), "b".into());
-        assert_eq!((known.find(&digest(1)), known.find(&digest(0)).as_deref()), (None, Some("a")));
+        assert_eq!(
+            (known.find(&digest(1)), known.find(&digest(0)).as_deref()),
+            (None, Some("a"))
+        );
         known.forget("a");
-        assert_eq!((known.find(&digest(0)), known.find(&digest(REMEMBERED)).as_deref()), (None, Some("b")));
+        assert_eq!(
+            (
+                known.find(&digest(0)),
+                known.find(&digest(REMEMBERED)).as_deref()
+            ),
+            (None, Some("b"))
+        );
     }
 }

@@ -48,12 +48,19 @@ impl Certificate {
         let text = files::read(key).map_err(|error| TlsError::Key(error.to_string()))?;
         // The messages repeat nothing of the file.
         let key = PrivateKeyDer::from_pem_slice(&text).map_err(|error| match error {
-            pem::Error::NoItemsFound => TlsError::Key("there is no such part in it, or not in PEM".into()),
+            pem::Error::NoItemsFound => {
+                TlsError::Key("there is no such part in it, or not in PEM".into())
+            }
             _ => TlsError::Key("it is not valid PEM".into()),
         })?;
-        let certified = CertifiedKey::from_der(chain, key, &ring::default_provider())
-            .map_err(|error| TlsError::Key(format!("it does not match the certificate: {error}")))?;
-        Ok(Self { certified: Arc::new(certified), path: path.to_owned() })
+        let certified =
+            CertifiedKey::from_der(chain, key, &ring::default_provider()).map_err(|error| {
+                TlsError::Key(format!("it does not match the certificate: {error}"))
+            })?;
+        Ok(Self {
+            certified: Arc::new(certified),
+            path: path.to_owned(),
+        })
     }
 
     /// The first and the last second in which it is valid, in Unix time; `None` if that can't be read.
@@ -74,12 +81,19 @@ impl Acceptor {
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.ticketer = ring::Ticketer::new()?;
         config.send_tls13_tickets = 1;
-        Ok(Self { config: Arc::new(config), current })
+        Ok(Self {
+            config: Arc::new(config),
+            current,
+        })
     }
 
     /// Uses this certificate for new connections. Established sessions continue. Returns whether it is another one.
     pub fn replace_certificate(&self, certificate: Certificate) -> bool {
-        let mut current = self.current.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self
+            .current
+            .0
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
         let is_new = current.certified.cert != certificate.certified.cert;
         *current = certificate;
         is_new
@@ -87,7 +101,11 @@ impl Acceptor {
 
     /// The certificate of new connections.
     pub fn certificate(&self) -> Certificate {
-        self.current.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.current
+            .0
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// When it expires, in Unix seconds.
@@ -98,7 +116,11 @@ impl Acceptor {
     pub(super) fn accept(&self) -> Result<TlsSession, rustls::Error> {
         let mut connection = ServerConnection::new(Arc::clone(&self.config))?;
         connection.set_buffer_limit(Some(AHEAD));
-        Ok(TlsSession { connection, unread: 0, unsent: 0 })
+        Ok(TlsSession {
+            connection,
+            unread: 0,
+            unsent: 0,
+        })
     }
 }
 
@@ -108,7 +130,13 @@ struct CurrentCertificate(RwLock<Certificate>);
 
 impl ResolvesServerCert for CurrentCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner).certified))
+        Some(Arc::clone(
+            &self
+                .0
+                .read()
+                .unwrap_or_else(PoisonError::into_inner)
+                .certified,
+        ))
     }
 }
 

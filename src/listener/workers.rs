@@ -21,7 +21,12 @@ use crate::http::response::{ConnectionHeader, Pieces, chunk};
 use crate::mutex::lock;
 
 /// The console has two threads of its own, so that no page delays a completion. More would only use more memory.
-pub(super) const CONSOLE_ROOM: Room = Room { threads: 2, places: 16, strangers: 4, has_limits: false };
+pub(super) const CONSOLE_ROOM: Room = Room {
+    threads: 2,
+    places: 16,
+    strangers: 4,
+    has_limits: false,
+};
 
 /// While the API is busy, a console thread pauses after each job for this many times as long as the job took, a quarter of a
 /// second at most. Without it, constant use of the console cost the API 30 % of its rate (`make bench-console`).
@@ -47,7 +52,10 @@ impl<S: Service> Workers<S> {
             known: KnownLanes::default(),
         });
         let start = |name: &str, count, run: fn(&Self)| {
-            let threads = threadpool::Builder::new().num_threads(count).thread_name(name.into()).build();
+            let threads = threadpool::Builder::new()
+                .num_threads(count)
+                .thread_name(name.into())
+                .build();
             for _ in 0..count {
                 let workers = Arc::clone(&workers);
                 threads.execute(move || run(&workers));
@@ -64,35 +72,64 @@ impl<S: Service> Workers<S> {
 
     /// The queue and the lane of a complete request.
     pub fn place(&self, destination: Destination, ticket: Ticket) -> (&FairQueue, Ticket) {
-        let known = ticket.credential.and_then(|digest| self.known.find(&digest));
+        let known = ticket
+            .credential
+            .and_then(|digest| self.known.find(&digest));
         let queue = match destination {
             Destination::Api(_) if known.is_some() => &self.load.queue,
             Destination::Api(_) => &self.load.strangers,
             Destination::Console => &self.load.console,
         };
-        (queue, Ticket { lane: known.or(ticket.lane), ..ticket })
+        (
+            queue,
+            Ticket {
+                lane: known.or(ticket.lane),
+                ..ticket
+            },
+        )
     }
 
     /// The lanes that hold more than `own` bytes and have a request that can be shed.
     pub fn heavier_lanes(&self, own: usize) -> impl Iterator<Item = HeavyLane<'_>> {
-        self.queues().into_iter().flat_map(move |queue| queue.heavier_lanes(own))
+        self.queues()
+            .into_iter()
+            .flat_map(move |queue| queue.heavier_lanes(own))
     }
 
     /// Removes a request if it waits. Returns whether it did.
     pub fn remove(&self, call: &Cancellation) -> bool {
-        self.queues().iter().any(|queue| queue.remove(|job| job.is_cancelled_by(call)).is_some())
+        self.queues()
+            .iter()
+            .any(|queue| queue.remove(|job| job.is_cancelled_by(call)).is_some())
     }
 
     /// Removes a request from the queue before a worker takes it.
     pub fn take_waiting(&self) -> Option<Job> {
-        let Load { strangers, queue, .. } = &*self.load;
-        strangers.remove(|_| true).or_else(|| queue.remove(|_| true))
+        let Load {
+            strangers, queue, ..
+        } = &*self.load;
+        strangers
+            .remove(|_| true)
+            .or_else(|| queue.remove(|_| true))
     }
 
     /// Makes the next piece of a long response. Each connection has at most one in the queue.
-    pub fn make_next_piece(&self, connection: usize, rest: Box<dyn Pieces>, header: ConnectionHeader) {
-        let ticket = Ticket { lane: Some("pieces".into()), is_begun: true, ..Ticket::default() };
-        self.load.console.push(Job { connection, ticket, work: Work::Piece(rest, header) });
+    pub fn make_next_piece(
+        &self,
+        connection: usize,
+        rest: Box<dyn Pieces>,
+        header: ConnectionHeader,
+    ) {
+        let ticket = Ticket {
+            lane: Some("pieces".into()),
+            is_begun: true,
+            ..Ticket::default()
+        };
+        self.load.console.push(Job {
+            connection,
+            ticket,
+            work: Work::Piece(rest, header),
+        });
     }
 
     /// Ends the threads, after the last request.
@@ -101,7 +138,12 @@ impl<S: Service> Workers<S> {
     }
 
     fn queues(&self) -> [&FairQueue; 3] {
-        let Load { strangers, queue, console, .. } = &*self.load;
+        let Load {
+            strangers,
+            queue,
+            console,
+            ..
+        } = &*self.load;
         [strangers, queue, console]
     }
 
@@ -139,13 +181,21 @@ impl<S: Service> Workers<S> {
                 {
                     self.known.remember(digest, lane.name.into());
                 }
-                self.completions.outgoing(&call, self.service.answer(&call, &running))
+                self.completions
+                    .outgoing(&call, self.service.answer(&call, &running))
             }
             Work::Piece(mut rest, header) => match rest.next() {
                 Ok(Some(piece)) => {
                     // An empty chunk would end the response.
-                    let bytes = if piece.is_empty() { piece } else { chunk(&piece) };
-                    Outgoing { rest: Some(rest), ..Outgoing::new(bytes, header) }
+                    let bytes = if piece.is_empty() {
+                        piece
+                    } else {
+                        chunk(&piece)
+                    };
+                    Outgoing {
+                        rest: Some(rest),
+                        ..Outgoing::new(bytes, header)
+                    }
                 }
                 Ok(None) => Outgoing::new(chunk(b""), header),
                 // The connection is closed, so the client sees that this response is incomplete.
@@ -170,7 +220,11 @@ pub struct RunningCall<'a> {
 
 impl<'a> RunningCall<'a> {
     pub(super) fn new(queue: &'a FairQueue, job: &Job) -> Self {
-        Self { queue, ticket: job.ticket.clone(), bytes: job.bytes() }
+        Self {
+            queue,
+            ticket: job.ticket.clone(),
+            bytes: job.bytes(),
+        }
     }
 
     /// Sets the limit on concurrent requests of its key, as soon as it is read.
@@ -194,7 +248,11 @@ pub(super) struct Completions {
 
 impl Completions {
     pub fn new(waker: Arc<Waker>) -> Self {
-        Self { queue: Mutex::default(), waker, stopping: AtomicBool::new(false) }
+        Self {
+            queue: Mutex::default(),
+            waker,
+            stopping: AtomicBool::new(false),
+        }
     }
 
     pub fn take(&self) -> Vec<(usize, Outgoing)> {
@@ -209,7 +267,12 @@ impl Completions {
     /// Encodes the response to a request.
     pub fn outgoing(&self, call: &PendingRequest, response: Response) -> Outgoing {
         let is_body_read = call.request.body.is_some();
-        Outgoing::of(response, &call.request.head, is_body_read, self.stopping.load(Ordering::Acquire))
+        Outgoing::of(
+            response,
+            &call.request.head,
+            is_body_read,
+            self.stopping.load(Ordering::Acquire),
+        )
     }
 
     pub fn push(&self, connection: usize, outgoing: Outgoing) {
@@ -235,7 +298,11 @@ pub(super) struct Assignment<'a> {
 impl<'a> Assignment<'a> {
     pub fn new(completions: &'a Completions, connection: usize) -> Self {
         let outgoing = Some(Outgoing::new(Vec::new(), ConnectionHeader::Close));
-        Self { completions, connection, outgoing }
+        Self {
+            completions,
+            connection,
+            outgoing,
+        }
     }
 }
 

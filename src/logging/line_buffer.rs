@@ -52,16 +52,24 @@ impl LineBuffer {
         pending.is_writing = false;
         self.changed.notify_all();
         let time = until.saturating_duration_since(Instant::now());
-        let waited = self.changed.wait_timeout_while(pending, time, |pending| pending.lines.is_empty());
+        let waited = self
+            .changed
+            .wait_timeout_while(pending, time, |pending| pending.lines.is_empty());
         let (mut pending, _) = waited.unwrap_or_else(PoisonError::into_inner);
         pending.is_writing = !pending.lines.is_empty();
-        (mem::take(&mut pending.lines), mem::take(&mut pending.dropped))
+        (
+            mem::take(&mut pending.lines),
+            mem::take(&mut pending.dropped),
+        )
     }
 
     /// Waits until all lines are written, but not longer than `time`.
     pub fn flush(&self, time: Duration) {
         let is_busy = |pending: &mut Pending| pending.is_writing || !pending.lines.is_empty();
-        drop(self.changed.wait_timeout_while(lock(&self.pending), time, is_busy));
+        drop(
+            self.changed
+                .wait_timeout_while(lock(&self.pending), time, is_busy),
+        );
     }
 }
 
@@ -80,11 +88,19 @@ mod tests {
         (0..3 * half).for_each(|_| buffer.push(&request, true));
         (0..half).for_each(|_| buffer.push(&error, false));
         let (lines, dropped) = buffer.take(now);
-        assert_eq!(lines, [request.repeat(half), error.repeat(half)].concat(), "every error found room");
+        assert_eq!(
+            lines,
+            [request.repeat(half), error.repeat(half)].concat(),
+            "every error found room"
+        );
         assert_eq!(dropped, 2 * half as u64);
         assert_eq!(buffer.take(now), (Vec::new(), 0), "the count is given once");
         buffer.push(&request, true);
-        assert_eq!(buffer.take(now), (request.to_vec(), 0), "there is room again");
+        assert_eq!(
+            buffer.take(now),
+            (request.to_vec(), 0),
+            "there is room again"
+        );
         (0..3 * half).for_each(|_| buffer.push(&error, false));
         assert!(buffer.take(now).0.len() <= LIMIT, "errors have a limit too");
     }
@@ -96,7 +112,10 @@ mod tests {
         buffer.push(b"line\n", false);
         let began = Instant::now();
         buffer.flush(Duration::from_millis(20));
-        assert!(began.elapsed() >= Duration::from_millis(20), "nothing writes");
+        assert!(
+            began.elapsed() >= Duration::from_millis(20),
+            "nothing writes"
+        );
         let writer = {
             let buffer = Arc::clone(&buffer);
             thread::spawn(move || {

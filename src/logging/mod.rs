@@ -48,11 +48,15 @@ static STRANGERS: Mutex<StrangerBudget> = Mutex::new(StrangerBudget::new());
 
 pub fn start(level: LevelFilter) -> io::Result<()> {
     let log: &StandardError = Box::leak(Box::new(StandardError::new(is_journal())));
-    thread::Builder::new().name("log".into()).spawn(move || log.write_lines())?;
+    thread::Builder::new()
+        .name("log".into())
+        .spawn(move || log.write_lines())?;
     if LOG.set(log).is_ok() && log::set_logger(log).is_ok() {
         panic::set_hook(Box::new(|info| {
             // Without the message, which may hold text of a client.
-            let place = info.location().map_or("an unknown place".into(), ToString::to_string);
+            let place = info
+                .location()
+                .map_or("an unknown place".into(), ToString::to_string);
             log::error!("a thread panicked at {place}");
         }));
     }
@@ -62,8 +66,16 @@ pub fn start(level: LevelFilter) -> io::Result<()> {
 
 /// Writes why a command failed, whether or not the log was started.
 pub fn print_error(message: fmt::Arguments) {
-    let mark = if is_journal() { priority(Level::Error) } else { "" };
-    let lines: String = message.to_string().lines().map(|line| format!("{mark}{line}\n")).collect();
+    let mark = if is_journal() {
+        priority(Level::Error)
+    } else {
+        ""
+    };
+    let lines: String = message
+        .to_string()
+        .lines()
+        .map(|line| format!("{mark}{line}\n"))
+        .collect();
     match LOG.get() {
         Some(log) => log.buffer.push(lines.as_bytes(), false),
         None => write(lines.as_bytes()),
@@ -109,7 +121,11 @@ impl StandardError {
     fn new(is_journal: bool) -> Self {
         // The level is checked before a record comes here: SIGHUP could not change the formatter's own.
         let formatter = WriteLogger::new(LevelFilter::Trace, format(is_journal), Lines);
-        Self { formatter, is_journal, buffer: LineBuffer::default() }
+        Self {
+            formatter,
+            is_journal,
+            buffer: LineBuffer::default(),
+        }
     }
 
     /// The lines of a text, as they are written.
@@ -118,7 +134,12 @@ impl StandardError {
             if self.is_journal {
                 let _ = Lines.write_all(priority(level).as_bytes());
             }
-            self.formatter.log(&Record::builder().level(level).args(format_args!("{line}")).build());
+            self.formatter.log(
+                &Record::builder()
+                    .level(level)
+                    .args(format_args!("{line}"))
+                    .build(),
+            );
         }
         LINES.take()
     }
@@ -130,7 +151,8 @@ impl StandardError {
             let (lines, dropped) = self.buffer.take(next_summary);
             lines.split_inclusive(|&byte| byte == b'\n').for_each(write);
             if dropped > 0 {
-                let notice = format!("{dropped} log lines dropped: standard error was not read in time");
+                let notice =
+                    format!("{dropped} log lines dropped: standard error was not read in time");
                 write(&self.lines(Level::Warn, &notice));
             }
             if Instant::now() >= next_summary {
@@ -150,7 +172,10 @@ impl Log for StandardError {
         if self.enabled(record.metadata()) {
             // Formatted before the formatter takes its lock: a `Display` that panics would poison it.
             let text = record.args().to_string();
-            self.buffer.push(&self.lines(record.level(), &text), record.target() == REQUEST);
+            self.buffer.push(
+                &self.lines(record.level(), &text),
+                record.target() == REQUEST,
+            );
         }
     }
 
@@ -161,7 +186,11 @@ impl Log for StandardError {
 
 /// The format of a line: its time and level. The journal has the time and takes the level from the priority.
 fn format(is_journal: bool) -> Config {
-    let level = if is_journal { LevelFilter::Off } else { LevelFilter::Error };
+    let level = if is_journal {
+        LevelFilter::Off
+    } else {
+        LevelFilter::Error
+    };
     ConfigBuilder::new()
         .set_time_format_custom(TIME)
         .set_time_level(level)
@@ -212,27 +241,44 @@ mod tests {
     use super::*;
 
     fn lines(is_journal: bool, level: Level, text: &str) -> String {
-        String::from_utf8(StandardError::new(is_journal).lines(level, text)).expect("a line is text")
+        String::from_utf8(StandardError::new(is_journal).lines(level, text))
+            .expect("a line is text")
     }
 
     #[test]
     fn every_line_has_a_priority_or_a_time() {
-        for (level, priority) in
-            [(Level::Error, 3), (Level::Warn, 4), (Level::Info, 6), (Level::Debug, 7), (Level::Trace, 7)]
-        {
-            assert_eq!(lines(true, level, "a\nb"), format!("<{priority}>a\n<{priority}>b\n"));
+        for (level, priority) in [
+            (Level::Error, 3),
+            (Level::Warn, 4),
+            (Level::Info, 6),
+            (Level::Debug, 7),
+            (Level::Trace, 7),
+        ] {
+            assert_eq!(
+                lines(true, level, "a\nb"),
+                format!("<{priority}>a\n<{priority}>b\n")
+            );
         }
         let plain = lines(false, Level::Info, "a {}\nb");
         let (first, second) = plain.split_once('\n').expect("two lines");
-        assert!(first.starts_with("20") && first.ends_with("Z [INFO] a {}"), "{plain}");
+        assert!(
+            first.starts_with("20") && first.ends_with("Z [INFO] a {}"),
+            "{plain}"
+        );
         assert!(second.ends_with("Z [INFO] b\n"), "{plain}");
     }
 
     #[test]
     fn only_this_crate_is_logged() {
         let log = StandardError::new(false);
-        let enabled =
-            |target: &str| log.enabled(&Metadata::builder().target(target).level(Level::Error).build());
+        let enabled = |target: &str| {
+            log.enabled(
+                &Metadata::builder()
+                    .target(target)
+                    .level(Level::Error)
+                    .build(),
+            )
+        };
         assert!(enabled("adriaticum::pipeline"));
         assert!(!enabled("ureq::run") && !enabled("rustls::client::hs"));
     }

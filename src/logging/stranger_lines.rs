@@ -27,11 +27,21 @@ pub(super) struct StrangerBudget {
 
 impl StrangerBudget {
     pub const fn new() -> Self {
-        Self { full_at: None, since: None, causes: BTreeMap::new(), clients: BTreeMap::new() }
+        Self {
+            full_at: None,
+            since: None,
+            causes: BTreeMap::new(),
+            clients: BTreeMap::new(),
+        }
     }
 
     /// Returns true if a refusal gets a line of its own. Otherwise counts it.
-    pub fn allow(&mut self, cause: FailureCause, client: Option<ClientNetwork>, now: Instant) -> bool {
+    pub fn allow(
+        &mut self,
+        cause: FailureCause,
+        client: Option<ClientNetwork>,
+        now: Instant,
+    ) -> bool {
         let full_at = self.full_at.map_or(now, |full_at| full_at.max(now)) + INTERVAL;
         if full_at <= now + BURST * INTERVAL {
             self.full_at = Some(full_at);
@@ -57,8 +67,13 @@ impl StrangerBudget {
         let mut causes: Vec<_> = std::mem::take(&mut self.causes).into_iter().collect();
         causes.sort_by_key(|&(_, count)| Reverse(count));
         let total: u64 = causes.iter().map(|(_, count)| count).sum();
-        let causes: Vec<_> = causes.iter().map(|(cause, count)| format!("{cause} {count}")).collect();
-        let most = std::mem::take(&mut self.clients).into_iter().max_by_key(|&(_, count)| count);
+        let causes: Vec<_> = causes
+            .iter()
+            .map(|(cause, count)| format!("{cause} {count}"))
+            .collect();
+        let most = std::mem::take(&mut self.clients)
+            .into_iter()
+            .max_by_key(|&(_, count)| count);
         let most = match most {
             Some((Some(client), _)) => format!(", most from {client}"),
             Some((None, _)) => ", most from a Unix socket".to_owned(),
@@ -87,10 +102,16 @@ mod tests {
         let (mut budget, start) = (StrangerBudget::new(), Instant::now());
         let mut lines = |second: u64| {
             let now = start + Duration::from_secs(second);
-            (0..100).filter(|_| budget.allow(FailureCause::NoKey, None, now)).count()
+            (0..100)
+                .filter(|_| budget.allow(FailureCause::NoKey, None, now))
+                .count()
         };
         assert_eq!((lines(0), lines(0), lines(1), lines(4)), (20, 0, 1, 3));
-        assert_eq!((lines(3600), lines(3600)), (20, 0), "never more than the burst");
+        assert_eq!(
+            (lines(3600), lines(3600)),
+            (20, 0),
+            "never more than the burst"
+        );
     }
 
     #[test]
@@ -99,7 +120,11 @@ mod tests {
         assert!((0..20).all(|_| budget.allow(FailureCause::Host, address(9), start)));
         assert_eq!(budget.sum_up(start), None, "each had its line");
         for number in 0..30 {
-            let cause = if number % 3 == 0 { FailureCause::NoKey } else { FailureCause::UnknownKey };
+            let cause = if number % 3 == 0 {
+                FailureCause::NoKey
+            } else {
+                FailureCause::UnknownKey
+            };
             assert!(!budget.allow(cause, address(1 + number % 2 * number), start));
         }
         assert_eq!(
@@ -117,12 +142,18 @@ mod tests {
         let (mut budget, start) = (StrangerBudget::new(), Instant::now());
         assert!((0..BURST).all(|_| budget.allow(FailureCause::Host, None, start)));
         for number in 0..100_000_u32 {
-            let client =
-                if number % 100 == 0 { address(7) } else { Some(IpAddr::from(number.to_be_bytes()).into()) };
+            let client = if number % 100 == 0 {
+                address(7)
+            } else {
+                Some(IpAddr::from(number.to_be_bytes()).into())
+            };
             budget.allow(FailureCause::UnknownKey, client, start);
             assert!(budget.clients.len() <= CLIENTS);
         }
         let summary = budget.sum_up(start).expect("a line");
-        assert!(summary.contains(": 100000 (unknown_key 100000), most from 192.0.2.7"), "{summary}");
+        assert!(
+            summary.contains(": 100000 (unknown_key 100000), most from 192.0.2.7"),
+            "{summary}"
+        );
     }
 }

@@ -31,16 +31,28 @@ impl MetricsText {
     pub fn observed(&mut self, labels: &str, histogram: &Histogram) -> &mut Self {
         let (counts, sum) = histogram.read();
         let separator = if labels.is_empty() { "" } else { "," };
-        let bounds = BOUNDS.iter().map(ToString::to_string).chain(["+Inf".into()]);
+        let bounds = BOUNDS
+            .iter()
+            .map(ToString::to_string)
+            .chain(["+Inf".into()]);
         for (bound, count) in bounds.zip(counts) {
-            self.sample("_bucket", &format!("{labels}{separator}le=\"{bound}\""), count);
+            self.sample(
+                "_bucket",
+                &format!("{labels}{separator}le=\"{bound}\""),
+                count,
+            );
         }
         let [.., count] = counts;
-        self.sample("_sum", labels, sum).sample("_count", labels, count)
+        self.sample("_sum", labels, sum)
+            .sample("_count", labels, count)
     }
 
     fn sample(&mut self, suffix: &str, labels: &str, value: impl Display) -> &mut Self {
-        let labels = if labels.is_empty() { String::new() } else { format!("{{{labels}}}") };
+        let labels = if labels.is_empty() {
+            String::new()
+        } else {
+            format!("{{{labels}}}")
+        };
         self.text += &format!("{}{suffix}{labels} {value}\n", self.family);
         self
     }

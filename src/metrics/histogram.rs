@@ -5,8 +5,8 @@ use std::time::Duration;
 
 /// The bounds in seconds: from the time of a refusal to that of a slow runtime, at most a factor of 3 apart.
 pub const BOUNDS: [f64; 18] = [
-    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
-    300.0,
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+    60.0, 120.0, 300.0,
 ];
 
 #[derive(Default)]
@@ -32,7 +32,10 @@ impl Histogram {
             count += bucket.load(Ordering::Relaxed);
             count
         });
-        (counts, self.nanoseconds.load(Ordering::Relaxed) as f64 / 1e9)
+        (
+            counts,
+            self.nanoseconds.load(Ordering::Relaxed) as f64 / 1e9,
+        )
     }
 }
 
@@ -56,7 +59,11 @@ mod tests {
             let histogram = Histogram::default();
             histogram.observe(time);
             let (counts, _) = histogram.read();
-            let first = BOUNDS.iter().zip(counts).find(|(_, count)| *count > 0).map(|(bound, _)| *bound);
+            let first = BOUNDS
+                .iter()
+                .zip(counts)
+                .find(|(_, count)| *count > 0)
+                .map(|(bound, _)| *bound);
             assert_eq!((first, counts[BOUNDS.len()]), (bound, 1), "{time:?}");
         }
     }

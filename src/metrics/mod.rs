@@ -94,8 +94,10 @@ impl Metrics {
             Ok(tokens) => {
                 self.completions.add(1);
                 self.prompt_tokens.add(measured(tokens.prompt_tokens));
-                self.completion_tokens.add(measured(tokens.completion_tokens));
-                self.unmeasured.add(u64::from(tokens.total_tokens.is_none()));
+                self.completion_tokens
+                    .add(measured(tokens.completion_tokens));
+                self.unmeasured
+                    .add(u64::from(tokens.total_tokens.is_none()));
                 self.completed.observe(times.whole);
             }
             Err(error) => {
@@ -114,15 +116,24 @@ impl Metrics {
             Some(_) => 1,
             None => 2,
         };
-        if let Some(reason) = SEARCH_REASONS.iter().position(|reason| *reason == searched.reason) {
+        if let Some(reason) = SEARCH_REASONS
+            .iter()
+            .position(|reason| *reason == searched.reason)
+        {
             self.searches[reason][finding].add(1);
         }
-        self.search.observe(Duration::from_secs_f64(searched.time_ms / 1000.0));
+        self.search
+            .observe(Duration::from_secs_f64(searched.time_ms / 1000.0));
     }
 
     /// The number of calls to Search by their outcome, in the order of `SEARCH_OUTCOMES`.
     pub fn searches(&self) -> [u64; SEARCH_OUTCOMES.len()] {
-        std::array::from_fn(|finding| self.searches.iter().map(|reason| reason[finding].get()).sum())
+        std::array::from_fn(|finding| {
+            self.searches
+                .iter()
+                .map(|reason| reason[finding].get())
+                .sum()
+        })
     }
 
     /// Counts a request that got no worker and has no times.
@@ -146,45 +157,76 @@ impl Metrics {
         shed(&mut text, load);
         write_runtimes(&mut text, runtimes);
         budgets(&mut text, keys);
-        let help = "When the certificate of new connections expires, in Unix time; no sample without TLS.";
-        let family = text.family("gauge", "adriaticum_tls_certificate_expiry_timestamp_seconds", help);
+        let help =
+            "When the certificate of new connections expires, in Unix time; no sample without TLS.";
+        let family = text.family(
+            "gauge",
+            "adriaticum_tls_certificate_expiry_timestamp_seconds",
+            help,
+        );
         if let Some(expires) = certificate_expires {
             family.with("", expires);
         }
-        text.family("gauge", "adriaticum_build_info", "The version that runs; the value is always 1.")
-            .with(concat!("version=\"", env!("ADRIATICUM_VERSION"), "\""), 1);
-        let started = self.started.0.duration_since(UNIX_EPOCH).unwrap_or_default();
-        text.family("gauge", "process_start_time_seconds", "When the process started, in Unix time.")
-            .with("", started.as_secs_f64());
+        text.family(
+            "gauge",
+            "adriaticum_build_info",
+            "The version that runs; the value is always 1.",
+        )
+        .with(concat!("version=\"", env!("ADRIATICUM_VERSION"), "\""), 1);
+        let started = self
+            .started
+            .0
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        text.family(
+            "gauge",
+            "process_start_time_seconds",
+            "When the process started, in Unix time.",
+        )
+        .with("", started.as_secs_f64());
         text.text
     }
 
     fn counts(&self, text: &mut MetricsText) {
-        let requests =
-            text.counter("adriaticum_requests_total", "Requests answered, by HTTP status and error code.");
+        let requests = text.counter(
+            "adriaticum_requests_total",
+            "Requests answered, by HTTP status and error code.",
+        );
         requests.with("status=\"200\",code=\"ok\"", self.completions.get());
         for (error, count) in ApiError::ALL.iter().zip(&self.errors) {
             let labels = format!("status=\"{}\",code=\"{}\"", error.status(), error.code());
             requests.with(&labels, count.get());
         }
-        text.counter("adriaticum_tokens_total", "Tokens of completions, as the runtime measured them.")
-            .with("kind=\"prompt\"", self.prompt_tokens.get())
-            .with("kind=\"completion\"", self.completion_tokens.get());
+        text.counter(
+            "adriaticum_tokens_total",
+            "Tokens of completions, as the runtime measured them.",
+        )
+        .with("kind=\"prompt\"", self.prompt_tokens.get())
+        .with("kind=\"completion\"", self.completion_tokens.get());
         let help = "Completions for which the runtime reported no total_tokens.";
-        text.counter("adriaticum_completions_unmeasured_total", help).with("", self.unmeasured.get());
+        text.counter("adriaticum_completions_unmeasured_total", help)
+            .with("", self.unmeasured.get());
         let help = "Requests for which Search was asked, by reason and outcome.";
         let searches = text.counter("adriaticum_searches_total", help);
         for (reason, findings) in SEARCH_REASONS.iter().zip(&self.searches) {
             for (finding, count) in SEARCH_OUTCOMES.iter().zip(findings) {
-                searches.with(&format!("reason=\"{reason}\",outcome=\"{finding}\""), count.get());
+                searches.with(
+                    &format!("reason=\"{reason}\",outcome=\"{finding}\""),
+                    count.get(),
+                );
             }
         }
-        text.counter("adriaticum_ledger_errors_total", "Rows that could not be written to the ledger.")
-            .with("", self.ledger_errors.get());
+        text.counter(
+            "adriaticum_ledger_errors_total",
+            "Rows that could not be written to the ledger.",
+        )
+        .with("", self.ledger_errors.get());
         let help = "Requests refused from their head: host, route, declared length or the form of the key.";
-        text.counter("adriaticum_requests_head_refused_total", help).with("", self.head_refused.get());
+        text.counter("adriaticum_requests_head_refused_total", help)
+            .with("", self.head_refused.get());
         let help = "Refused requests that left no row, because their key sends too many.";
-        text.counter("adriaticum_refusals_unrecorded_total", help).with("", self.unrecorded.get());
+        text.counter("adriaticum_refusals_unrecorded_total", help)
+            .with("", self.unrecorded.get());
     }
 
     fn times(&self, text: &mut MetricsText) {
@@ -194,50 +236,101 @@ impl Metrics {
             .observed("outcome=\"error\"", &self.failed);
         for (part, help, histogram) in [
             ("queue", "The wait for a worker.", &self.queue),
-            ("runtime", "The calls to the inference runtime.", &self.runtime),
+            (
+                "runtime",
+                "The calls to the inference runtime.",
+                &self.runtime,
+            ),
             ("search", "The wait for Search.", &self.search),
             ("ledger", "The write to the ledger.", &self.ledger),
         ] {
             let name = format!("adriaticum_{part}_duration_seconds");
-            text.family("histogram", &name, help).observed("", histogram);
+            text.family("histogram", &name, help)
+                .observed("", histogram);
         }
     }
 }
 
 /// Writes the listener's load and its limits, and the state of the ledger.
 fn gauges(text: &mut MetricsText, load: &Snapshot, ledger: LedgerGauges) {
-    let Snapshot { workers, queue, connections, buffered_bytes, .. } = load;
+    let Snapshot {
+        workers,
+        queue,
+        connections,
+        buffered_bytes,
+        ..
+    } = load;
     for (name, help, value) in [
-        ("workers_busy", "Workers that process a request.", workers.now as i64),
+        (
+            "workers_busy",
+            "Workers that process a request.",
+            workers.now as i64,
+        ),
         ("workers", "Workers in the pool.", workers.most as i64),
-        ("queue_length", "Complete requests that wait for a worker.", queue.now as i64),
-        ("queue_limit", "Requests that may wait; one more is shed.", queue.most as i64),
-        ("connections_open", "Open connections, idle ones too.", connections.now as i64),
-        ("connections_limit", "Connections that may be open.", connections.most as i64),
-        ("buffered_bytes", "Bytes buffered for clients.", buffered_bytes.now as i64),
-        ("buffered_limit_bytes", "Bytes that may be buffered.", buffered_bytes.most as i64),
+        (
+            "queue_length",
+            "Complete requests that wait for a worker.",
+            queue.now as i64,
+        ),
+        (
+            "queue_limit",
+            "Requests that may wait; one more is shed.",
+            queue.most as i64,
+        ),
+        (
+            "connections_open",
+            "Open connections, idle ones too.",
+            connections.now as i64,
+        ),
+        (
+            "connections_limit",
+            "Connections that may be open.",
+            connections.most as i64,
+        ),
+        (
+            "buffered_bytes",
+            "Bytes buffered for clients.",
+            buffered_bytes.now as i64,
+        ),
+        (
+            "buffered_limit_bytes",
+            "Bytes that may be buffered.",
+            buffered_bytes.most as i64,
+        ),
         (
             "ledger_available",
             "1 if the ledger accepts rows; 0: requests get 503.",
             ledger.is_available.into(),
         ),
-        ("wal_bytes", "Bytes of the database's WAL that are in use.", ledger.wal_bytes as i64),
+        (
+            "wal_bytes",
+            "Bytes of the database's WAL that are in use.",
+            ledger.wal_bytes as i64,
+        ),
     ] {
-        text.family("gauge", &format!("adriaticum_{name}"), help).with("", value);
+        text.family("gauge", &format!("adriaticum_{name}"), help)
+            .with("", value);
     }
 }
 
 fn shed(text: &mut MetricsText, load: &Snapshot) {
-    text.counter("adriaticum_connections_accepted_total", "Connections accepted.").with("", load.accepted);
+    text.counter(
+        "adriaticum_connections_accepted_total",
+        "Connections accepted.",
+    )
+    .with("", load.accepted);
     let help = "Connections closed because there was no room: new ones, and unfinished or idle ones that were evicted.";
     text.counter("adriaticum_connections_shed_total", help)
         .with("which=\"new\"", load.of(Cause::Rejected))
         .with("which=\"unfinished\"", load.of(Cause::UnfinishedEvicted))
         .with("which=\"idle\"", load.of(Cause::IdleEvicted));
-    text.counter("adriaticum_requests_shed_total", "Requests answered 503 because there was no room.")
-        .with("reason=\"queue\"", load.of(Cause::QueueFull))
-        .with("reason=\"console\"", load.of(Cause::ConsoleFull))
-        .with("reason=\"buffer\"", load.of(Cause::BuffersFull));
+    text.counter(
+        "adriaticum_requests_shed_total",
+        "Requests answered 503 because there was no room.",
+    )
+    .with("reason=\"queue\"", load.of(Cause::QueueFull))
+    .with("reason=\"console\"", load.of(Cause::ConsoleFull))
+    .with("reason=\"buffer\"", load.of(Cause::BuffersFull));
     let help = "Requests whose client went away before their answer.";
     text.counter("adriaticum_requests_abandoned_total", help)
         .with("phase=\"waiting\"", load.of(Cause::AbandonedWaiting))
@@ -252,34 +345,56 @@ fn write_runtimes(text: &mut MetricsText, runtimes: &[RuntimeStatus]) {
         }
     };
     let help = "1 if the runtime is well; 0: its last call failed, so others are called first.";
-    write("gauge", "up", help, |runtime| runtime.failed_since.is_none().into());
-    write("gauge", "running", "Calls that the runtime processes.", |runtime| runtime.running as u64);
+    write("gauge", "up", help, |runtime| {
+        runtime.failed_since.is_none().into()
+    });
+    write(
+        "gauge",
+        "running",
+        "Calls that the runtime processes.",
+        |runtime| runtime.running as u64,
+    );
     let help = "Calls of the runtime that failed, also if another runtime then took the request.";
-    write("counter", "failures_total", help, |runtime| runtime.failures);
+    write("counter", "failures_total", help, |runtime| {
+        runtime.failures
+    });
 }
 
 /// Writes two gauges for each key, which an alert compares.
 fn budgets(text: &mut MetricsText, keys: &[Key]) {
-    let mut budgets: Vec<(&Key, KeyBudget)> =
-        keys.iter().filter_map(|key| Some((key, key.budget?))).collect();
+    let mut budgets: Vec<(&Key, KeyBudget)> = keys
+        .iter()
+        .filter_map(|key| Some((key, key.budget?)))
+        .collect();
     budgets.sort_by_key(|(_, budget)| Reverse(budget.percent()));
     budgets.truncate(MOST_BUDGETS);
     let mut write = |name: &str, help: &str, value: fn(KeyBudget) -> i64| {
         let family = text.family("gauge", name, help);
         for (key, budget) in &budgets {
-            let (per, name) =
-                (budget.budget.per.as_str(), key.name.replace('\\', r"\\").replace('"', r#"\""#));
-            family.with(&format!("key=\"{}\",name=\"{name}\",per=\"{per}\"", key.id), value(*budget));
+            let (per, name) = (
+                budget.budget.per.as_str(),
+                key.name.replace('\\', r"\\").replace('"', r#"\""#),
+            );
+            family.with(
+                &format!("key=\"{}\",name=\"{name}\",per=\"{per}\"", key.id),
+                value(*budget),
+            );
         }
     };
     let help = "The tokens that a key may use in a calendar day or month, UTC.";
-    write("adriaticum_key_budget_tokens", help, |budget| budget.budget.tokens);
+    write("adriaticum_key_budget_tokens", help, |budget| {
+        budget.budget.tokens
+    });
     let help = "The tokens that a key has used of its budget, at all gateways.";
-    write("adriaticum_key_budget_used_tokens", help, |budget| budget.used);
+    write("adriaticum_key_budget_used_tokens", help, |budget| {
+        budget.used
+    });
 }
 
 fn measured(figure: Option<i64>) -> u64 {
-    figure.and_then(|figure| u64::try_from(figure).ok()).unwrap_or(0)
+    figure
+        .and_then(|figure| u64::try_from(figure).ok())
+        .unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -288,14 +403,20 @@ mod tests {
     use crate::listener::Level;
     use crate::store::{Budget, BudgetPeriod};
 
-    const LEDGER: LedgerGauges = LedgerGauges { is_available: true, wal_bytes: 4120 };
+    const LEDGER: LedgerGauges = LedgerGauges {
+        is_available: true,
+        wal_bytes: 4120,
+    };
 
     fn load() -> Snapshot {
         Snapshot {
             workers: Level { now: 3, most: 16 },
             queue: Level { now: 0, most: 64 },
             connections: Level { now: 7, most: 4096 },
-            buffered_bytes: Level { now: 1024, most: 65536 },
+            buffered_bytes: Level {
+                now: 1024,
+                most: 65536,
+            },
             accepted: 9,
             causes: [4, 0, 5, 1, 3, 2, 7, 8],
         }
@@ -303,25 +424,52 @@ mod tests {
 
     fn times(milliseconds: u64) -> Times {
         let whole = Duration::from_millis(milliseconds);
-        Times { whole, queue: Duration::ZERO, runtime: Some(whole), ledger: None }
+        Times {
+            whole,
+            queue: Duration::ZERO,
+            runtime: Some(whole),
+            ledger: None,
+        }
     }
 
     #[test]
     fn counts_are_exposed() {
         let metrics = Metrics::default();
-        let tokens = Tokens { prompt_tokens: Some(11), completion_tokens: Some(3), total_tokens: Some(14) };
+        let tokens = Tokens {
+            prompt_tokens: Some(11),
+            completion_tokens: Some(3),
+            total_tokens: Some(14),
+        };
         metrics.answered(Ok(tokens), &times(3));
-        metrics.answered(Ok(Tokens { total_tokens: None, ..tokens }), &times(40));
+        metrics.answered(
+            Ok(Tokens {
+                total_tokens: None,
+                ..tokens
+            }),
+            &times(40),
+        );
         metrics.answered(Err(ApiError::InferenceError), &times(400_000));
         metrics.refused(ApiError::ServiceUnavailable);
         metrics.ledger_errors.add(1);
         metrics.head_refused.add(6);
         metrics.unrecorded.add(1);
-        let runtime = |url: &str| RuntimeStatus { url: url.into(), ..RuntimeStatus::default() };
-        let failed =
-            RuntimeStatus { failed_since: Some(1), running: 2, failures: 3, ..runtime("http://b/v1") };
-        let text =
-            metrics.render(&load(), LEDGER, &[runtime("http://a/v1"), failed], &[], Some(1_800_000_000));
+        let runtime = |url: &str| RuntimeStatus {
+            url: url.into(),
+            ..RuntimeStatus::default()
+        };
+        let failed = RuntimeStatus {
+            failed_since: Some(1),
+            running: 2,
+            failures: 3,
+            ..runtime("http://b/v1")
+        };
+        let text = metrics.render(
+            &load(),
+            LEDGER,
+            &[runtime("http://a/v1"), failed],
+            &[],
+            Some(1_800_000_000),
+        );
         for line in [
             "adriaticum_requests_total{status=\"200\",code=\"ok\"} 2",
             "adriaticum_requests_total{status=\"502\",code=\"inference_error\"} 1",
@@ -361,10 +509,17 @@ mod tests {
             "adriaticum_runtime_failures_total{runtime=\"http://a/v1\"} 0",
             "adriaticum_runtime_failures_total{runtime=\"http://b/v1\"} 3",
         ] {
-            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+            assert!(
+                text.lines().any(|found| found == line),
+                "{line} is not in\n{text}"
+            );
         }
         for error in ApiError::ALL {
-            assert!(text.contains(&format!("status=\"{}\",code=\"{}\"}} ", error.status(), error.code())));
+            assert!(text.contains(&format!(
+                "status=\"{}\",code=\"{}\"}} ",
+                error.status(),
+                error.code()
+            )));
         }
     }
 
@@ -375,22 +530,37 @@ mod tests {
             id: format!("key_{number}"),
             name: r#"a "b\"#.into(),
             budget: Some(KeyBudget {
-                budget: Budget { tokens: 1000, per: BudgetPeriod::Month },
+                budget: Budget {
+                    tokens: 1000,
+                    per: BudgetPeriod::Month,
+                },
                 used: 10 * number,
             }),
             ..Key::example()
         };
-        budgets(&mut text, &(0..=MOST_BUDGETS as i64).map(key).chain([Key::example()]).collect::<Vec<_>>());
+        budgets(
+            &mut text,
+            &(0..=MOST_BUDGETS as i64)
+                .map(key)
+                .chain([Key::example()])
+                .collect::<Vec<_>>(),
+        );
         let line = |line: &str| text.text.lines().any(|found| found == line);
         assert!(
-            line("adriaticum_key_budget_tokens{key=\"key_100\",name=\"a \\\"b\\\\\",per=\"month\"} 1000"),
+            line(
+                "adriaticum_key_budget_tokens{key=\"key_100\",name=\"a \\\"b\\\\\",per=\"month\"} 1000"
+            ),
             "{}",
             text.text
         );
         assert!(line(
             "adriaticum_key_budget_used_tokens{key=\"key_1\",name=\"a \\\"b\\\\\",per=\"month\"} 10"
         ));
-        assert!(!text.text.contains("\"key_0\"") && !text.text.contains("example"), "{}", text.text);
+        assert!(
+            !text.text.contains("\"key_0\"") && !text.text.contains("example"),
+            "{}",
+            text.text
+        );
     }
 
     /// The rules of the format that concern more than one line.
@@ -409,6 +579,10 @@ mod tests {
                 assert!(line.starts_with(family), "{line} under {family}");
             }
         }
-        assert!(families.iter().all(|name| name.starts_with("adriaticum_") || name.starts_with("process_")));
+        assert!(
+            families
+                .iter()
+                .all(|name| name.starts_with("adriaticum_") || name.starts_with("process_"))
+        );
     }
 }

@@ -45,11 +45,17 @@ impl Pipeline {
 
     /// Returns the failure that every request would get now, if it is known.
     pub fn outage(&self) -> Option<Failure> {
-        self.store.outage().map(|error| steps::ledger_unavailable(&error))
+        self.store
+            .outage()
+            .map(|error| steps::ledger_unavailable(&error))
     }
 
     /// Looks up the key of a request that the queue does not know, or answers the request.
-    pub fn identify(&self, call: &PendingRequest, digest: &SecretDigest) -> Result<Key, Box<Response>> {
+    pub fn identify(
+        &self,
+        call: &PendingRequest,
+        digest: &SecretDigest,
+    ) -> Result<Key, Box<Response>> {
         let look_up = || {
             steps::check_size(&call.request)?;
             key::authenticate(digest, &self.store, when::now())
@@ -63,12 +69,28 @@ impl Pipeline {
     /// Returns the lanes of those keys that are valid; `None` if they can't be read.
     pub fn lanes(&self, ids: &[Arc<str>]) -> Option<Vec<Lane>> {
         let now = when::now();
-        let keys = self.store.find_keys(ids).ok()?.into_iter().filter(|key| key.is_valid(now));
-        Some(keys.map(|key| Lane { name: key.id, limit: key.concurrent }).collect())
+        let keys = self
+            .store
+            .find_keys(ids)
+            .ok()?
+            .into_iter()
+            .filter(|key| key.is_valid(now));
+        Some(
+            keys.map(|key| Lane {
+                name: key.id,
+                limit: key.concurrent,
+            })
+            .collect(),
+        )
     }
 
     /// Answers a complete request that has passed [`check_head`](Self::check_head), which returned this digest.
-    pub fn answer(&self, call: &PendingRequest, digest: &SecretDigest, running: &RunningCall) -> Response {
+    pub fn answer(
+        &self,
+        call: &PendingRequest,
+        digest: &SecretDigest,
+        running: &RunningCall,
+    ) -> Response {
         let mut record = Record::new(call.request.client.peer, call.received);
         record.spent.cancellation = call.cancellation.clone();
         let result = catch_panic(|| self.complete(&call.request, digest, running, &mut record));
@@ -77,11 +99,17 @@ impl Pipeline {
 
     /// Counts and logs a request, and makes its response.
     fn conclude(&self, record: &Record, result: &Result<Generated, Failure>) -> Response {
-        let outcome = result.as_ref().map(|generated| generated.tokens).map_err(|failure| failure.error);
+        let outcome = result
+            .as_ref()
+            .map(|generated| generated.tokens)
+            .map_err(|failure| failure.error);
         if !record.is_abandoned {
             self.metrics.answered(outcome, &record.times());
         }
-        record.searched().iter().for_each(|searched| self.metrics.searched(searched));
+        record
+            .searched()
+            .iter()
+            .for_each(|searched| self.metrics.searched(searched));
         if !record.is_quiet {
             record.log(result);
         }
@@ -130,9 +158,13 @@ impl Pipeline {
             return Err(failure);
         }
         let mut quoted = match &self.grounding {
-            Some(grounding) => {
-                grounding.ground(&key.id, runtimes, &mut chat, &mut record.spent, &mut record.searched)?
-            }
+            Some(grounding) => grounding.ground(
+                &key.id,
+                runtimes,
+                &mut chat,
+                &mut record.spent,
+                &mut record.searched,
+            )?,
             None => None,
         };
         let shorten = |chat: &mut Chat| quoted.as_mut().is_some_and(|quoted| quoted.shorten(chat));
@@ -173,7 +205,8 @@ impl Pipeline {
     /// Decides whether a request gets a row. A key that has had too many refusals lately gets none for more of them, nor a
     /// line in the log; and while the ledger is unavailable, only rows of requests that cost an inference are tried.
     fn has_row(&self, record: &mut Record, key_id: &str, failure: Option<&Failure>) -> bool {
-        let is_clients_fault = failure.is_some_and(|failure| (400..500).contains(&failure.error.status()));
+        let is_clients_fault =
+            failure.is_some_and(|failure| (400..500).contains(&failure.error.status()));
         if is_clients_fault && !self.refusals.allow_row(key_id, Instant::now()) {
             record.is_quiet = true;
             self.metrics.unrecorded.add(1);
@@ -216,9 +249,12 @@ mod tests {
 
     #[test]
     fn a_panic_is_one_requests_failure() {
-        let failure =
-            catch_panic::<()>(|| panic!("on purpose, with xyzzy in it")).expect_err("there is no completion");
+        let failure = catch_panic::<()>(|| panic!("on purpose, with xyzzy in it"))
+            .expect_err("there is no completion");
         assert_eq!(failure.error, ApiError::ServiceUnavailable);
-        assert!(!format!("{failure:?}").contains("xyzzy"), "what a panic says may be a client's");
+        assert!(
+            !format!("{failure:?}").contains("xyzzy"),
+            "what a panic says may be a client's"
+        );
     }
 }

@@ -60,7 +60,9 @@ impl Record {
 
     /// The result of Search, unless it was cancelled.
     pub fn searched(&self) -> Option<&Searched> {
-        self.searched.as_ref().filter(|searched| !self.is_abandoned || searched.results.is_some())
+        self.searched
+            .as_ref()
+            .filter(|searched| !self.is_abandoned || searched.results.is_some())
     }
 
     pub fn set_key(&mut self, key: &Key) {
@@ -71,7 +73,9 @@ impl Record {
         let (status, error_code, cause) = match result {
             _ if self.is_abandoned => (None, Some(ABANDONED), None),
             Ok(()) => (Some(200), None, None),
-            Err(Failure { error, cause, .. }) => (Some(error.status()), Some(error.code()), Some(cause)),
+            Err(Failure { error, cause, .. }) => {
+                (Some(error.status()), Some(error.code()), Some(cause))
+            }
         };
         let (key_id, key_name) = self.key.clone().unwrap_or_default();
         let search = self.searched();
@@ -84,7 +88,9 @@ impl Record {
             status: status.map(i64::from),
             error_code: error_code.map(String::from),
             tokens: self.spent.tokens.unwrap_or_default(),
-            duration_ms: Some(milliseconds(*self.total.get_or_init(|| self.received.elapsed()))),
+            duration_ms: Some(milliseconds(
+                *self.total.get_or_init(|| self.received.elapsed()),
+            )),
             queue_ms: Some(milliseconds(self.queue)),
             runtime_ms: self.spent.time.map(milliseconds),
             grounded: status == Some(200) && found.is_some_and(|found| found > 0),
@@ -98,7 +104,12 @@ impl Record {
 
     pub fn times(&self) -> Times {
         let Self { queue, ledger, .. } = *self;
-        Times { whole: self.received.elapsed(), queue, runtime: self.spent.time, ledger }
+        Times {
+            whole: self.received.elapsed(),
+            queue,
+            runtime: self.spent.time,
+            ledger,
+        }
     }
 
     pub fn server_timing(&self) -> String {
@@ -116,7 +127,11 @@ impl Record {
             let (milliseconds, fraction) = (time.as_millis(), time.subsec_micros() % 1000);
             Some(format!("{name};dur={milliseconds}.{fraction:03}"))
         };
-        parts.into_iter().filter_map(format).collect::<Vec<_>>().join(", ")
+        parts
+            .into_iter()
+            .filter_map(format)
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 
     /// Writes one line for a request, with nothing in it that the client wrote; and another one with the details of a
@@ -126,7 +141,11 @@ impl Record {
         let has_line = failure.is_none_or(|failure| self.has_line(failure));
         let level = if has_line { Level::Info } else { Level::Debug };
         let row = self.row(result.as_ref().map(drop));
-        let key = self.key.as_ref().map(|(id, _)| id).or_else(|| failure?.key_id.as_ref());
+        let key = self
+            .key
+            .as_ref()
+            .map(|(id, _)| id)
+            .or_else(|| failure?.key_id.as_ref());
         let id = self.id;
         log::log!(
             target: logging::REQUEST,
@@ -150,7 +169,11 @@ impl Record {
                 or_dash(*results)
             )),
         );
-        if let Some(Failure { error, details: Some(details), .. }) = failure
+        if let Some(Failure {
+            error,
+            details: Some(details),
+            ..
+        }) = failure
             && has_line
             && !self.is_abandoned
         {

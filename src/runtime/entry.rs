@@ -88,7 +88,10 @@ impl RuntimeEntry {
 
     /// The place of a runtime among the others: well ones come first, and among these the least busy.
     pub fn rank(&self) -> (bool, usize) {
-        (lock(&self.state).failed_since.is_some(), self.running.load(Ordering::Relaxed))
+        (
+            lock(&self.state).failed_since.is_some(),
+            self.running.load(Ordering::Relaxed),
+        )
     }
 
     /// Counts a call as running until the result is dropped.
@@ -163,7 +166,9 @@ impl RuntimeEntry {
         RuntimeStatus {
             url: self.url.clone(),
             running: self.running.load(Ordering::Relaxed),
-            failed_since: state.failed_since.map(|since| when::now() - since.elapsed().as_secs() as i64),
+            failed_since: state
+                .failed_since
+                .map(|since| when::now() - since.elapsed().as_secs() as i64),
             is_failing: state.is_failing(),
             last_answer: state.last_answer,
             last_failure: state.last_failure,
@@ -176,7 +181,10 @@ impl RuntimeEntry {
 
 impl RuntimeState {
     fn is_failing(&self) -> bool {
-        let is_recent = || self.last_failure.is_some_and(|time| time.elapsed() < RECENT);
+        let is_recent = || {
+            self.last_failure
+                .is_some_and(|time| time.elapsed() < RECENT)
+        };
         self.failed_calls.saturating_add(self.failed_probes) >= SEVERAL
             && (self.failed_since.is_some() || is_recent())
     }
@@ -184,7 +192,10 @@ impl RuntimeState {
     /// Begins or ends the probes, and logs that the runtime has failed, once until a call succeeds.
     fn note_outage(&mut self, url: &str) {
         let is_failed = self.failed_since.is_some();
-        let is_too_soon = || self.last_outage.is_some_and(|last| last.elapsed() < FAILURE_INTERVAL);
+        let is_too_soon = || {
+            self.last_outage
+                .is_some_and(|last| last.elapsed() < FAILURE_INTERVAL)
+        };
         if is_failed == self.is_probed || (is_failed && is_too_soon()) {
             return;
         }
@@ -207,7 +218,11 @@ mod tests {
     use crate::store::Tokens;
 
     fn answer() -> Result<Generated, RuntimeError> {
-        Ok(Generated { content: "x".into(), finish_reason: None, tokens: Tokens::default() })
+        Ok(Generated {
+            content: "x".into(),
+            finish_reason: None,
+            tokens: Tokens::default(),
+        })
     }
 
     fn is_failed(entry: &RuntimeEntry) -> bool {
@@ -217,20 +232,44 @@ mod tests {
     #[test]
     fn the_median_of_the_last_answers_and_the_last_error() {
         let entry = RuntimeEntry::new("http://a/v1");
-        assert_eq!(entry.status(), RuntimeStatus { url: "http://a/v1".into(), ..RuntimeStatus::default() });
+        assert_eq!(
+            entry.status(),
+            RuntimeStatus {
+                url: "http://a/v1".into(),
+                ..RuntimeStatus::default()
+            }
+        );
         for number in 0..300 {
-            entry.note(Instant::now() - Duration::from_millis(1000 * number), &answer());
+            entry.note(
+                Instant::now() - Duration::from_millis(1000 * number),
+                &answer(),
+            );
         }
-        assert_eq!(entry.status().median.map(|median| median.as_secs()), Some(250));
+        assert_eq!(
+            entry.status().median.map(|median| median.as_secs()),
+            Some(250)
+        );
         entry.note(Instant::now(), &Err(RuntimeError::Status(500)));
-        for no_fault in [RuntimeError::Call(CallError::Cancelled), RuntimeError::ContextExceeded(None)] {
+        for no_fault in [
+            RuntimeError::Call(CallError::Cancelled),
+            RuntimeError::ContextExceeded(None),
+        ] {
             entry.note(Instant::now(), &Err(no_fault));
         }
         let status = entry.status();
-        assert!(is_failed(&entry) && status.failures == 1 && status.median.is_some(), "{status:?}");
-        assert_eq!(status.last_error.expect("an error").1, "it answered with HTTP status 500. Read its log");
+        assert!(
+            is_failed(&entry) && status.failures == 1 && status.median.is_some(),
+            "{status:?}"
+        );
+        assert_eq!(
+            status.last_error.expect("an error").1,
+            "it answered with HTTP status 500. Read its log"
+        );
         entry.note(Instant::now(), &answer());
-        assert!(!is_failed(&entry) && entry.status().last_error.is_some(), "the error stays to be seen");
+        assert!(
+            !is_failed(&entry) && entry.status().last_error.is_some(),
+            "the error stays to be seen"
+        );
     }
 
     #[test]
@@ -266,15 +305,25 @@ mod tests {
         fail();
         assert!(logged());
         entry.recover(1);
-        assert!(!is_failed(&entry) && logged(), "only a call that succeeds proves that it is back");
+        assert!(
+            !is_failed(&entry) && logged(),
+            "only a call that succeeds proves that it is back"
+        );
         fail();
-        assert_eq!((entry.probe_due(), logged(), is_failed(&entry)), (None, true, true));
+        assert_eq!(
+            (entry.probe_due(), logged(), is_failed(&entry)),
+            (None, true, true)
+        );
         lock(&entry.state).last_outage = Instant::now().checked_sub(FAILURE_INTERVAL);
         assert_eq!((entry.probe_due(), logged()), (Some(2), true));
         entry.note(Instant::now(), &answer());
         assert!(!logged());
         fail();
-        assert_eq!((entry.probe_due(), logged()), (None, false), "once a minute at most");
+        assert_eq!(
+            (entry.probe_due(), logged()),
+            (None, false),
+            "once a minute at most"
+        );
     }
 
     #[test]
@@ -298,7 +347,10 @@ mod tests {
         entry.note_failed_probe();
         assert!(!is_failing());
         entry.note_failed_probe();
-        assert!(is_failing(), "a runtime that requests avoid fails its probes");
+        assert!(
+            is_failing(),
+            "a runtime that requests avoid fails its probes"
+        );
         entry.recover(entry.status().failures);
         assert!(!is_failing());
     }

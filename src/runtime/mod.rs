@@ -116,13 +116,19 @@ pub enum RuntimeError {
 impl RuntimeError {
     /// Returns true if another runtime may be tried: nothing was sent, or the runtime is loading, stopping or busy.
     fn is_refusal(&self) -> bool {
-        matches!(self, Self::Call(CallError::Unreachable(_)) | Self::Status(429 | 503))
+        matches!(
+            self,
+            Self::Call(CallError::Unreachable(_)) | Self::Status(429 | 503)
+        )
     }
 
     /// Returns true if no inference can have been spent: nothing was sent, or it was refused.
     fn cost_nothing(&self) -> bool {
         self.is_refusal()
-            || matches!(self, Self::ContextExceeded(_) | Self::UnknownModel(_) | Self::Status(400..500))
+            || matches!(
+                self,
+                Self::ContextExceeded(_) | Self::UnknownModel(_) | Self::Status(400..500)
+            )
     }
 
     pub fn cause(&self) -> FailureCause {
@@ -157,7 +163,9 @@ impl RuntimeError {
             Self::Status(429) => "It is busy: wait, or configure fewer workers",
             Self::UnknownModel(_) => "Set runtime.model to a model that it has",
             Self::ContextExceeded(_) => "Start it with a larger context",
-            Self::Status(_) | Self::Call(CallError::Cancelled | CallError::Broken(_)) => "Read its log",
+            Self::Status(_) | Self::Call(CallError::Cancelled | CallError::Broken(_)) => {
+                "Read its log"
+            }
         };
         format!("{self}. {advice}")
     }
@@ -168,7 +176,9 @@ impl fmt::Display for RuntimeError {
         match self {
             Self::Call(error) => error.fmt(f),
             Self::Status(status) => write!(f, "it answered with HTTP status {status}"),
-            Self::UnknownModel(status) => write!(f, "it does not have the model (HTTP status {status})"),
+            Self::UnknownModel(status) => {
+                write!(f, "it does not have the model (HTTP status {status})")
+            }
             Self::NotJson => {
                 f.write_str("its answer is not a completion: it is not JSON of the expected form")
             }
@@ -196,9 +206,16 @@ impl Runtimes {
         }
         Some(Self {
             client: HttpClient::new(workers, config.ca.clone()),
-            members: config.urls.iter().map(|url| RuntimeEntry::new(url)).collect(),
+            members: config
+                .urls
+                .iter()
+                .map(|url| RuntimeEntry::new(url))
+                .collect(),
             model: config.model.clone(),
-            authorization: config.api_key.as_ref().map(|key| format!("Bearer {}", key.expose())),
+            authorization: config
+                .api_key
+                .as_ref()
+                .map(|key| format!("Bearer {}", key.expose())),
             timeout: config.timeout,
             answer_limit: worker_share.clamp(ANSWER_LIMITS.0, ANSWER_LIMITS.1) as u64,
         })
@@ -213,13 +230,20 @@ impl Runtimes {
         spent: &mut Spent,
     ) -> CallResult {
         let body = self.body(chat, response_format);
-        spent.add(self.timeout, |deadline, cancellation| self.ask_in_order(&body, deadline, cancellation))
+        spent.add(self.timeout, |deadline, cancellation| {
+            self.ask_in_order(&body, deadline, cancellation)
+        })
     }
 
     /// Runs a completion on the first runtime, for a check: it is not noted in the runtime's state.
     pub fn check(&self, chat: &Chat) -> Result<Generated, RuntimeError> {
         let deadline = Instant::now() + self.timeout;
-        self.ask(&self.members[0], &self.body(chat, None), deadline, &Cancellation::default())
+        self.ask(
+            &self.members[0],
+            &self.body(chat, None),
+            deadline,
+            &Cancellation::default(),
+        )
     }
 
     /// Returns the status of each runtime, in the order of the configuration.
@@ -253,7 +277,12 @@ impl Runtimes {
         request.to_json()
     }
 
-    fn ask_in_order(&self, body: &[u8], deadline: Instant, cancellation: &Cancellation) -> CallResult {
+    fn ask_in_order(
+        &self,
+        body: &[u8],
+        deadline: Instant,
+        cancellation: &Cancellation,
+    ) -> CallResult {
         let mut refusal = None;
         for member in self.in_order() {
             let sent = Instant::now();
@@ -314,13 +343,26 @@ mod tests {
     #[test]
     fn the_calls_of_a_request_share_its_time() {
         let timeout = Duration::from_secs(100);
-        for (used, least, most) in [(None, 99, 100), (Some(30), 69, 70), (Some(100), 0, 0), (Some(130), 0, 0)]
-        {
-            let mut spent = Spent { time: used.map(Duration::from_secs), ..Spent::default() };
+        for (used, least, most) in [
+            (None, 99, 100),
+            (Some(30), 69, 70),
+            (Some(100), 0, 0),
+            (Some(130), 0, 0),
+        ] {
+            let mut spent = Spent {
+                time: used.map(Duration::from_secs),
+                ..Spent::default()
+            };
             let outcome = spent.add(timeout, |deadline, _| {
                 let left = deadline.saturating_duration_since(Instant::now());
-                assert!(left >= Duration::from_secs(least) && left <= Duration::from_secs(most), "{left:?}");
-                Err((String::new(), RuntimeError::Call(CallError::TimedOut(timeout))))
+                assert!(
+                    left >= Duration::from_secs(least) && left <= Duration::from_secs(most),
+                    "{left:?}"
+                );
+                Err((
+                    String::new(),
+                    RuntimeError::Call(CallError::TimedOut(timeout)),
+                ))
             });
             assert!(outcome.is_err());
             assert!(spent.time >= used.map(Duration::from_secs).or(Some(Duration::ZERO)));
@@ -330,16 +372,25 @@ mod tests {
     #[test]
     fn the_least_busy_well_runtime_comes_first() {
         let config = RuntimeConfig {
-            urls: ["http://a/v1", "http://b/v1", "http://c/v1"].map(String::from).into(),
+            urls: ["http://a/v1", "http://b/v1", "http://c/v1"]
+                .map(String::from)
+                .into(),
             model: "m".into(),
             api_key: None,
             timeout: Duration::from_secs(1),
             ca: None,
         };
         let runtimes = Runtimes::new(&config, 1, 0).expect("there are three");
-        let order = || -> String { runtimes.in_order().iter().map(|member| &member.url[7..8]).collect() };
-        let fail =
-            |number: usize| runtimes.members[number].note(Instant::now(), &Err(RuntimeError::Status(500)));
+        let order = || -> String {
+            runtimes
+                .in_order()
+                .iter()
+                .map(|member| &member.url[7..8])
+                .collect()
+        };
+        let fail = |number: usize| {
+            runtimes.members[number].note(Instant::now(), &Err(RuntimeError::Status(500)))
+        };
         assert_eq!(order(), "abc");
         let first = runtimes.members[0].begin_call();
         assert_eq!(order(), "bca");
@@ -349,7 +400,11 @@ mod tests {
         assert_eq!(order(), "acb");
         fail(0);
         let _second = runtimes.members[0].begin_call();
-        assert_eq!(order(), "cba", "the least busy of the failed ones comes first, too");
+        assert_eq!(
+            order(),
+            "cba",
+            "the least busy of the failed ones comes first, too"
+        );
         fail(2);
         assert_eq!(order(), "bca");
         runtimes.members[0].recover(1);
@@ -358,7 +413,8 @@ mod tests {
 
     #[test]
     fn refusals_cost_nothing() {
-        let unreachable = || RuntimeError::Call(CallError::Unreachable(std::io::ErrorKind::Other.into()));
+        let unreachable =
+            || RuntimeError::Call(CallError::Unreachable(std::io::ErrorKind::Other.into()));
         for (error, is_refusal, cost_nothing) in [
             (unreachable(), true, true),
             (RuntimeError::Status(503), true, true),
@@ -367,33 +423,76 @@ mod tests {
             (RuntimeError::ContextExceeded(None), false, true),
             (RuntimeError::Status(500), false, false),
             (RuntimeError::Status(502), false, false),
-            (RuntimeError::Call(CallError::TimedOut(Duration::ZERO)), false, false),
+            (
+                RuntimeError::Call(CallError::TimedOut(Duration::ZERO)),
+                false,
+                false,
+            ),
             (RuntimeError::UnknownModel(404), false, true),
-            (RuntimeError::Call(CallError::Broken(String::new())), false, false),
+            (
+                RuntimeError::Call(CallError::Broken(String::new())),
+                false,
+                false,
+            ),
             (RuntimeError::NotJson, false, false),
         ] {
-            assert_eq!((error.is_refusal(), error.cost_nothing()), (is_refusal, cost_nothing), "{error:?}");
+            assert_eq!(
+                (error.is_refusal(), error.cost_nothing()),
+                (is_refusal, cost_nothing),
+                "{error:?}"
+            );
         }
     }
     #[test]
     fn a_diagnosis_names_the_setting() {
-        let unreachable = |kind: io::ErrorKind| RuntimeError::Call(CallError::Unreachable(kind.into()));
+        let unreachable =
+            |kind: io::ErrorKind| RuntimeError::Call(CallError::Unreachable(kind.into()));
         let late = || RuntimeError::Call(CallError::TimedOut(Duration::from_secs(120)));
         for (error, parts) in [
-            (RuntimeError::Status(401), ["HTTP status 401", "runtime.api_key"]),
-            (RuntimeError::Status(403), ["HTTP status 403", "runtime.api_key"]),
-            (RuntimeError::Status(404), ["HTTP status 404", "runtime.url"]),
-            (RuntimeError::Status(308), ["HTTP status 308", "runtime.url"]),
-            (RuntimeError::Status(503), ["HTTP status 503", "loading its model"]),
-            (RuntimeError::Status(500), ["HTTP status 500", "Read its log"]),
-            (RuntimeError::UnknownModel(404), ["does not have the model", "Set runtime.model"]),
+            (
+                RuntimeError::Status(401),
+                ["HTTP status 401", "runtime.api_key"],
+            ),
+            (
+                RuntimeError::Status(403),
+                ["HTTP status 403", "runtime.api_key"],
+            ),
+            (
+                RuntimeError::Status(404),
+                ["HTTP status 404", "runtime.url"],
+            ),
+            (
+                RuntimeError::Status(308),
+                ["HTTP status 308", "runtime.url"],
+            ),
+            (
+                RuntimeError::Status(503),
+                ["HTTP status 503", "loading its model"],
+            ),
+            (
+                RuntimeError::Status(500),
+                ["HTTP status 500", "Read its log"],
+            ),
+            (
+                RuntimeError::UnknownModel(404),
+                ["does not have the model", "Set runtime.model"],
+            ),
             (RuntimeError::NotJson, ["not a completion", "runtime.url"]),
             (late(), ["no complete answer in 120.0 s", "runtime.timeout"]),
-            (unreachable(io::ErrorKind::ConnectionRefused), ["no connection", "runtime.url"]),
-            (unreachable(io::ErrorKind::Other), ["no connection", "runtime.ca"]),
+            (
+                unreachable(io::ErrorKind::ConnectionRefused),
+                ["no connection", "runtime.url"],
+            ),
+            (
+                unreachable(io::ErrorKind::Other),
+                ["no connection", "runtime.ca"],
+            ),
         ] {
             let diagnosis = error.diagnosis();
-            assert!(parts.iter().all(|part| diagnosis.contains(part)), "{diagnosis}");
+            assert!(
+                parts.iter().all(|part| diagnosis.contains(part)),
+                "{diagnosis}"
+            );
         }
     }
 }

@@ -26,9 +26,17 @@ pub struct RuntimeInfo {
 /// Asks the server at a base address for its models. Returns `None` if it is not a runtime.
 pub fn probe(url: &str, config: &RuntimeConfig, time: Duration) -> Option<RuntimeInfo> {
     let client = HttpClient::new(1, config.ca.clone());
-    let authorization = config.api_key.as_ref().map(|key| format!("Bearer {}", key.expose()));
+    let authorization = config
+        .api_key
+        .as_ref()
+        .map(|key| format!("Bearer {}", key.expose()));
     let read = |address: String| -> Option<Value> {
-        let answer = get(&client, authorization.as_deref(), &address, Instant::now() + time)?;
+        let answer = get(
+            &client,
+            authorization.as_deref(),
+            &address,
+            Instant::now() + time,
+        )?;
         (answer.status() == 200).then(|| serde_json::from_slice(answer.body()).ok())?
     };
     let mut about = read_models(&read(format!("{url}/models"))?)?;
@@ -44,7 +52,13 @@ pub fn probe(url: &str, config: &RuntimeConfig, time: Duration) -> Option<Runtim
 /// its `/health`, outside the API, is 503 then. A runtime that has neither address is ready if it says so.
 pub(super) fn is_ready(client: &HttpClient, authorization: Option<&str>, url: &str) -> bool {
     let deadline = Instant::now() + READY_TIME;
-    let status = |address: String| Some(get(client, authorization, &address, deadline)?.status().as_u16());
+    let status = |address: String| {
+        Some(
+            get(client, authorization, &address, deadline)?
+                .status()
+                .as_u16(),
+        )
+    };
     matches!(status(format!("{url}/models")), Some(200 | 404))
         && status(format!("{}/health", root(url))).is_some_and(|health| health != 503)
 }
@@ -75,8 +89,13 @@ fn root(url: &str) -> &str {
 fn read_models(list: &Value) -> Option<RuntimeInfo> {
     let models = list["data"].as_array()?;
     Some(RuntimeInfo {
-        models: models.iter().filter_map(|model| Some(model["id"].as_str()?.to_owned())).collect(),
-        context: models.iter().find_map(|model| model["max_model_len"].as_u64()),
+        models: models
+            .iter()
+            .filter_map(|model| Some(model["id"].as_str()?.to_owned()))
+            .collect(),
+        context: models
+            .iter()
+            .find_map(|model| model["max_model_len"].as_u64()),
     })
 }
 

@@ -134,17 +134,24 @@ impl<'de: 'a, 'a> Visitor<'de> for FirstChoice<'a> {
 }
 
 pub fn read_answer(bytes: &[u8]) -> Result<Generated, RuntimeError> {
-    let answer: CompletionAnswer = serde_json::from_slice(bytes).map_err(|_| RuntimeError::NotJson)?;
+    let answer: CompletionAnswer =
+        serde_json::from_slice(bytes).map_err(|_| RuntimeError::NotJson)?;
     let choice = answer.choices.0.ok_or(RuntimeError::NoText)?;
     let content = choice.message.content.ok_or(RuntimeError::NoText)?;
-    let usage: AnswerUsage =
-        answer.usage.and_then(|raw| serde_json::from_str(raw.get()).ok()).unwrap_or_default();
+    let usage: AnswerUsage = answer
+        .usage
+        .and_then(|raw| serde_json::from_str(raw.get()).ok())
+        .unwrap_or_default();
     let tokens = Tokens {
         prompt_tokens: figure(usage.prompt_tokens),
         completion_tokens: figure(usage.completion_tokens),
         total_tokens: figure(usage.total_tokens),
     };
-    Ok(Generated { content, finish_reason: finish_reason(choice.finish_reason), tokens })
+    Ok(Generated {
+        content,
+        finish_reason: finish_reason(choice.finish_reason),
+        tokens,
+    })
 }
 
 /// A finish reason; `None` if it is not one that is passed on.
@@ -152,12 +159,17 @@ fn finish_reason(raw: Option<&RawValue>) -> Option<String> {
     // Each character has at most six as an escape.
     let raw = raw.filter(|raw| raw.get().len() <= 6 * MAX_REASON + 2)?;
     let reason: String = serde_json::from_str(raw.get()).ok()?;
-    (reason.len() <= MAX_REASON && reason.bytes().all(|b| matches!(b, b' '..=b'~'))).then_some(reason)
+    (reason.len() <= MAX_REASON && reason.bytes().all(|b| matches!(b, b' '..=b'~')))
+        .then_some(reason)
 }
 
 /// A token figure; `None` if it is not a plausible one.
 fn figure(raw: Option<&RawValue>) -> Option<i64> {
-    raw?.get().parse().ok().filter(|&figure: &u32| figure <= MAX_FIGURE).map(i64::from)
+    raw?.get()
+        .parse()
+        .ok()
+        .filter(|&figure: &u32| figure <= MAX_FIGURE)
+        .map(i64::from)
 }
 
 /// Reads an answer with a status of 4xx.
@@ -178,7 +190,9 @@ fn recognized_refusal(status: u16, bytes: &[u8]) -> Option<RuntimeError> {
     let is = |member: Option<&RawValue>, word: &str| member.is_some_and(|raw| raw.get() == word);
     let is_exceeded = is(refusal.kind, r#""exceed_context_size_error""#)
         || is(refusal.code, r#""context_length_exceeded""#)
-        || refusal.message.is_some_and(|raw| PHRASES.iter().any(|phrase| raw.get().contains(phrase)));
+        || refusal
+            .message
+            .is_some_and(|raw| PHRASES.iter().any(|phrase| raw.get().contains(phrase)));
     let number = |member: Option<&RawValue>| member?.get().parse().ok();
     let figures = number(refusal.n_prompt_tokens).zip(number(refusal.n_ctx));
     let is_unknown_model = || {
@@ -197,7 +211,10 @@ fn recognized_refusal(status: u16, bytes: &[u8]) -> Option<RuntimeError> {
 fn names_no_model(message: &str) -> bool {
     let message = message.to_ascii_lowercase();
     let text = message.trim_start_matches('"');
-    let is_about_model = text.strip_prefix("the ").unwrap_or(text).starts_with("model ");
+    let is_about_model = text
+        .strip_prefix("the ")
+        .unwrap_or(text)
+        .starts_with("model ");
     is_about_model && (text.contains("not found") || text.contains("does not exist"))
 }
 
@@ -211,8 +228,14 @@ mod tests {
     #[test]
     fn the_json_of_a_request_has_no_spare_room() {
         let contents = ["\u{1}\n\"é".repeat(10_000), "x".repeat(7)];
-        let message = |content| ChatMessage { role: Role::User, content: Cow::Borrowed(content) };
-        let messages: Vec<ChatMessage> = contents.iter().map(|content| message(content.as_str())).collect();
+        let message = |content| ChatMessage {
+            role: Role::User,
+            content: Cow::Borrowed(content),
+        };
+        let messages: Vec<ChatMessage> = contents
+            .iter()
+            .map(|content| message(content.as_str()))
+            .collect();
         let messages = messages.as_slice();
         let request = CompletionRequest {
             model: "m",
@@ -225,7 +248,10 @@ mod tests {
         let json = request.to_json();
         assert_eq!(
             (json.len(), json.capacity()),
-            (serde_json::to_vec(&request).expect("JSON").len(), json.len())
+            (
+                serde_json::to_vec(&request).expect("JSON").len(),
+                json.len()
+            )
         );
     }
 
@@ -238,16 +264,50 @@ mod tests {
                 Some("length"),
                 Some(3),
             ),
-            (r#"{"choices":[{"message":{"content":""},"finish_reason":null}]}"#, "", None, None),
-            (r#"{"choices":[{"message":{"content":"x"}},{"message":{}}],"usage":null}"#, "x", None, None),
-            (r#"{"choices":[{"message":{"content":"x"}}],"usage":7}"#, "x", None, None),
-            (r#"{"choices":[{"message":{"content":"x"},"finish_reason":7}]}"#, "x", None, None),
+            (
+                r#"{"choices":[{"message":{"content":""},"finish_reason":null}]}"#,
+                "",
+                None,
+                None,
+            ),
+            (
+                r#"{"choices":[{"message":{"content":"x"}},{"message":{}}],"usage":null}"#,
+                "x",
+                None,
+                None,
+            ),
+            (
+                r#"{"choices":[{"message":{"content":"x"}}],"usage":7}"#,
+                "x",
+                None,
+                None,
+            ),
+            (
+                r#"{"choices":[{"message":{"content":"x"},"finish_reason":7}]}"#,
+                "x",
+                None,
+                None,
+            ),
             // Of several choices only the first is read.
-            (r#"{"choices":[{"message":{"content":"x"}},{"message":7},[[]],0]}"#, "x", None, None),
-            (r#"{"choices":[{"message":{"content":"\u0000\n\u00e9"}}]}"#, "\0\n\u{e9}", None, None),
+            (
+                r#"{"choices":[{"message":{"content":"x"}},{"message":7},[[]],0]}"#,
+                "x",
+                None,
+                None,
+            ),
+            (
+                r#"{"choices":[{"message":{"content":"\u0000\n\u00e9"}}]}"#,
+                "\0\n\u{e9}",
+                None,
+                None,
+            ),
         ] {
             let found = read_answer(answer.as_bytes()).expect(answer);
-            let read = (found.content.as_str(), found.finish_reason.as_deref(), found.tokens.total_tokens);
+            let read = (
+                found.content.as_str(),
+                found.finish_reason.as_deref(),
+                found.tokens.total_tokens,
+            );
             assert_eq!(read, (content, reason, total), "{answer}");
         }
     }
@@ -255,9 +315,10 @@ mod tests {
     #[test]
     fn finish_reasons() {
         let read = |reason: &str| {
-            let answer =
-                serde_json::json!({"choices": [{"message": {"content": "x"}, "finish_reason": reason}]});
-            read_answer(answer.to_string().as_bytes()).expect(reason).finish_reason
+            let answer = serde_json::json!({"choices": [{"message": {"content": "x"}, "finish_reason": reason}]});
+            read_answer(answer.to_string().as_bytes())
+                .expect(reason)
+                .finish_reason
         };
         let long = "x".repeat(MAX_REASON);
         for reason in ["stop", "tool calls", "~", &long] {
@@ -266,7 +327,13 @@ mod tests {
         let escaped = format!(r#""{}""#, r"\u0041".repeat(MAX_REASON));
         let raw = RawValue::from_string(escaped).expect("JSON");
         assert_eq!(finish_reason(Some(&raw)), Some("A".repeat(MAX_REASON)));
-        for reason in ["st\u{f6}p", "a\nb", "\u{0}", "\u{7f}", &(long.clone() + "x")] {
+        for reason in [
+            "st\u{f6}p",
+            "a\nb",
+            "\u{0}",
+            "\u{7f}",
+            &(long.clone() + "x"),
+        ] {
             assert_eq!(read(reason), None, "{reason:?}");
         }
     }
@@ -274,11 +341,20 @@ mod tests {
     #[test]
     fn token_figures() {
         let read = |figure: &str| {
-            let usage = format!(r#"{{"prompt_tokens":7,"completion_tokens":{figure},"total_tokens":8}}"#);
-            let answer = format!(r#"{{"usage":{usage},"choices":[{{"message":{{"content":"x"}}}}]}}"#);
-            let Tokens { prompt_tokens, completion_tokens, total_tokens } =
-                read_answer(answer.as_bytes()).expect(figure).tokens;
-            assert_eq!((prompt_tokens, total_tokens), (Some(7), Some(8)), "{figure}");
+            let usage =
+                format!(r#"{{"prompt_tokens":7,"completion_tokens":{figure},"total_tokens":8}}"#);
+            let answer =
+                format!(r#"{{"usage":{usage},"choices":[{{"message":{{"content":"x"}}}}]}}"#);
+            let Tokens {
+                prompt_tokens,
+                completion_tokens,
+                total_tokens,
+            } = read_answer(answer.as_bytes()).expect(figure).tokens;
+            assert_eq!(
+                (prompt_tokens, total_tokens),
+                (Some(7), Some(8)),
+                "{figure}"
+            );
             completion_tokens
         };
         for (figure, measured) in [("0", 0), ("1", 1), ("1000000000", 1_000_000_000)] {
@@ -327,13 +403,19 @@ mod tests {
     #[test]
     fn refusals_for_length() {
         for (refusal, figures) in [
-            (r#"{"error":{"type":"exceed_context_size_error","n_prompt_tokens":9,"n_ctx":4}}"#, Some((9, 4))),
+            (
+                r#"{"error":{"type":"exceed_context_size_error","n_prompt_tokens":9,"n_ctx":4}}"#,
+                Some((9, 4)),
+            ),
             (r#"{"error":{"code":"context_length_exceeded"}}"#, None),
             (
                 r#"{"object":"error","message":"This model's maximum context length is 4 tokens.","code":400}"#,
                 None,
             ),
-            (r#"{"code":"context_length_exceeded","n_ctx":[[]],"n_prompt_tokens":9,"x":[0,0]}"#, None),
+            (
+                r#"{"code":"context_length_exceeded","n_ctx":[[]],"n_prompt_tokens":9,"x":[0,0]}"#,
+                None,
+            ),
         ] {
             match read_refusal(400, refusal.as_bytes()) {
                 RuntimeError::ContextExceeded(found) => assert_eq!(found, figures),
@@ -350,7 +432,10 @@ mod tests {
             r#"{"error":{"message":"bad grammar"}}"#,
         ] {
             let error = read_refusal(400, refusal.as_bytes());
-            assert!(matches!(error, RuntimeError::Status(400)), "{refusal}: {error:?}");
+            assert!(
+                matches!(error, RuntimeError::Status(400)),
+                "{refusal}: {error:?}"
+            );
         }
     }
 
@@ -378,15 +463,31 @@ mod tests {
                 r#"{"error":{"code":400,"message":"model not found","type":"invalid_request_error"}}"#,
                 true,
             ),
-            (404, r#"{"error":{"message":"Invalid model identifier","code":"model_not_found"}}"#, true),
-            (404, r#"{"error":{"code":404,"message":"File Not Found","type":"not_found_error"}}"#, false),
+            (
+                404,
+                r#"{"error":{"message":"Invalid model identifier","code":"model_not_found"}}"#,
+                true,
+            ),
+            (
+                404,
+                r#"{"error":{"code":404,"message":"File Not Found","type":"not_found_error"}}"#,
+                false,
+            ),
             (404, r#"{"detail":"Not Found"}"#, false),
             (404, "404 page not found", false),
             (401, r#"{"error":{"message":"model not found"}}"#, false),
-            (400, r#"{"error":{"message":"bad prompt: the model does not exist"}}"#, false),
+            (
+                400,
+                r#"{"error":{"message":"bad prompt: the model does not exist"}}"#,
+                false,
+            ),
         ] {
             let error = read_refusal(status, refusal.as_bytes());
-            assert_eq!(matches!(error, RuntimeError::UnknownModel(_)), is_unknown_model, "{refusal}");
+            assert_eq!(
+                matches!(error, RuntimeError::UnknownModel(_)),
+                is_unknown_model,
+                "{refusal}"
+            );
             assert_eq!(error.cause().to_string(), format!("status_{status}"));
         }
     }

@@ -47,7 +47,11 @@ pub fn candidates(
     let mut waiting = vec![(root.clone(), 0)];
     while let Some((path, depth)) = waiting.pop() {
         let kind = fs::symlink_metadata(&path)?.file_type();
-        if depth > 0 && path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b".")) {
+        if depth > 0
+            && path
+                .file_name()
+                .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
+        {
             hidden += 1;
         } else if kind.is_dir() {
             if depth > MAX_DEPTH {
@@ -64,7 +68,10 @@ pub fn candidates(
             skip(&path, "it is a symbolic link: add its target instead");
         } else if kind.is_file() {
             let source = path.strip_prefix(&base).unwrap_or(&path).to_string_lossy();
-            files.push(Candidate { source: cleaning::one_line(&source), path });
+            files.push(Candidate {
+                source: cleaning::one_line(&source),
+                path,
+            });
         } else {
             skip(&path, "it is not a regular file");
         }
@@ -73,8 +80,9 @@ pub fn candidates(
 }
 
 fn names(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
-    let mut names: Vec<PathBuf> =
-        fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
+    let mut names: Vec<PathBuf> = fs::read_dir(folder)?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<std::io::Result<_>>()?;
     names.sort();
     Ok(names)
 }
@@ -94,7 +102,11 @@ pub fn read(path: &Path) -> Result<DocumentText, String> {
         return Err("it is empty".into());
     }
     let name = path.file_stem().unwrap_or_default().to_string_lossy();
-    let title = cleaning::one_line(if outline.title.is_empty() { &name } else { &outline.title });
+    let title = cleaning::one_line(if outline.title.is_empty() {
+        &name
+    } else {
+        &outline.title
+    });
     Ok(DocumentText {
         title: cleaning::cut(&title, MAX_TITLE).to_owned(),
         pieces,
@@ -107,13 +119,21 @@ pub fn read(path: &Path) -> Result<DocumentText, String> {
 /// encoding would never be found.
 fn as_text<'a>(path: &Path, bytes: &'a [u8]) -> Result<&'a str, String> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let ending = path.extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
+    let ending = path
+        .extension()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .to_ascii_lowercase();
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     if ending == "pdf" || bytes.starts_with(b"%PDF") {
-        return Err(format!("it is a PDF. Convert it to text first: pdftotext \"{name}\""));
+        return Err(format!(
+            "it is a PDF. Convert it to text first: pdftotext \"{name}\""
+        ));
     }
     if ["docx", "odt", "epub", "rtf"].contains(&&*ending) {
-        return Err(format!("convert it to Markdown first: pandoc -o \"{stem}.md\" \"{name}\""));
+        return Err(format!(
+            "convert it to Markdown first: pandoc -o \"{stem}.md\" \"{name}\""
+        ));
     }
     let is_utf_16 = bytes.starts_with(b"\xff\xfe") || bytes.starts_with(b"\xfe\xff");
     if bytes.contains(&0) && !is_utf_16 {
@@ -137,7 +157,11 @@ mod tests {
             ("a.txt", &b"plain"[..], ""),
             ("a", b"", ""),
             ("a.md", "größer".as_bytes(), ""),
-            ("a.txt", b"gr\xf6\xdfer als das", "iconv -f ISO-8859-1 -t UTF-8 -o \"utf8-a.txt\" \"a.txt\""),
+            (
+                "a.txt",
+                b"gr\xf6\xdfer als das",
+                "iconv -f ISO-8859-1 -t UTF-8 -o \"utf8-a.txt\" \"a.txt\"",
+            ),
             ("a.txt", b"\xff\xfeg\0r\0", "iconv -f UTF-16"),
             ("a.png", b"\x89PNG\0\0", "it is not text"),
             ("a", b"%PDF-1.7\n", "pdftotext \"a\""),
@@ -146,7 +170,10 @@ mod tests {
         ] {
             match as_text(Path::new(name), bytes) {
                 Ok(text) => assert_eq!((text.as_bytes(), reason), (bytes, "")),
-                Err(error) => assert!(!reason.is_empty() && error.contains(reason), "{name}: {error}"),
+                Err(error) => assert!(
+                    !reason.is_empty() && error.contains(reason),
+                    "{name}: {error}"
+                ),
             }
         }
     }

@@ -6,7 +6,9 @@ use super::cleaning::one_line;
 use super::passages::{Outline, Section};
 
 /// Elements whose content is not text for readers.
-const SKIPPED: [&str; 7] = ["script", "style", "template", "svg", "iframe", "object", "canvas"];
+const SKIPPED: [&str; 7] = [
+    "script", "style", "template", "svg", "iframe", "object", "canvas",
+];
 
 /// Elements that begin and end a line.
 const BLOCKS: &str = "address article aside blockquote body br dd details div dl dt fieldset figcaption figure footer \
@@ -14,7 +16,10 @@ const BLOCKS: &str = "address article aside blockquote body br dd details div dl
 
 pub fn plain(html: &str) -> String {
     let outline = read(html);
-    let sections = outline.sections.into_iter().flat_map(|section| [section.heading, section.text]);
+    let sections = outline
+        .sections
+        .into_iter()
+        .flat_map(|section| [section.heading, section.text]);
     let parts: Vec<String> = sections.filter(|part| !part.is_empty()).collect();
     parts.join("\n")
 }
@@ -65,7 +70,10 @@ impl Page {
             self.text.push_str(text);
         } else {
             // A line end is a space here. `end_section` merges several spaces.
-            self.text.extend(text.chars().map(|c| if c.is_whitespace() { ' ' } else { c }));
+            self.text.extend(
+                text.chars()
+                    .map(|c| if c.is_whitespace() { ' ' } else { c }),
+            );
         }
     }
 
@@ -107,8 +115,15 @@ impl Page {
     fn end_section(&mut self) {
         let heading = one_line(&std::mem::take(&mut self.heading));
         let raw = std::mem::take(&mut self.text);
-        let lines: Vec<String> = raw.lines().map(one_line).filter(|line| !line.is_empty()).collect();
-        self.outline.push(Section { heading, text: lines.join("\n") });
+        let lines: Vec<String> = raw
+            .lines()
+            .map(one_line)
+            .filter(|line| !line.is_empty())
+            .collect();
+        self.outline.push(Section {
+            heading,
+            text: lines.join("\n"),
+        });
     }
 }
 
@@ -126,11 +141,18 @@ mod tests {
              <h2>Second</h2><ul><li>a<li>b</ul><pre>x\n  y</pre><TABLE><tr><td>1<td>2</table></body></html>",
         );
         assert_eq!(page.title, "The \"port\"");
-        let sections: Vec<(&str, &str)> =
-            page.sections.iter().map(|section| (&*section.heading, &*section.text)).collect();
+        let sections: Vec<(&str, &str)> = page
+            .sections
+            .iter()
+            .map(|section| (&*section.heading, &*section.text))
+            .collect();
         assert_eq!(
             sections,
-            [("", "Before."), ("First one", "Some text\nand more & more."), ("Second", "a\nb\nx\ny\n1 2")]
+            [
+                ("", "Before."),
+                ("First one", "Some text\nand more & more."),
+                ("Second", "a\nb\nx\ny\n1 2")
+            ]
         );
     }
 
@@ -141,7 +163,10 @@ mod tests {
             ("1<2", "1<2"),
             ("<3", "<3"),
             ("a <b", "a"),
-            ("AT&T &nosuch; &#xZZ; &#55296; & &amp", "AT&T &nosuch; &#xZZ; \u{fffd} & &"),
+            (
+                "AT&T &nosuch; &#xZZ; &#55296; & &amp",
+                "AT&T &nosuch; &#xZZ; \u{fffd} & &",
+            ),
             ("&#72;&#x69;&Uuml;&euro;", "HiÜ€"),
             ("<b>bold</b> <i>text", "bold text"),
             ("<a title='it's>x</a> y", "x y"),
@@ -160,7 +185,17 @@ mod tests {
 
     #[test]
     fn hostile_markup_takes_one_pass() {
-        for piece in ["<a", "<a '", "<!--", "<script>", "&", "</", "<h1>", "<a \"'>", "\u{0}<\u{fffd}>"] {
+        for piece in [
+            "<a",
+            "<a '",
+            "<!--",
+            "<script>",
+            "&",
+            "</",
+            "<h1>",
+            "<a \"'>",
+            "\u{0}<\u{fffd}>",
+        ] {
             let text = plain(&piece.repeat(100_000));
             assert!(text.len() <= 100_000 * (piece.len() + 1), "{piece}");
         }

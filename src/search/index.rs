@@ -70,7 +70,10 @@ impl Search for Index {
     /// Ignores cancellation: a query is short.
     fn find(&self, words: &str, key: &str, _: &Cancellation) -> Result<Vec<Passage>, SearchError> {
         let deadline = Instant::now() + self.timeout;
-        let _permit = self.running.acquire_in_turn(key, deadline).ok_or_else(late)?;
+        let _permit = self
+            .running
+            .acquire_in_turn(key, deadline)
+            .ok_or_else(late)?;
         let (connection, read_only) = self.open(deadline)?;
         let found = ranking::best(&connection, &query::words(words), self.results);
         self.check(read_only, found)
@@ -87,7 +90,12 @@ impl Index {
         }
     }
 
-    pub fn add(&self, file: &Candidate, text: &DocumentText, now: i64) -> Result<Added, SearchError> {
+    pub fn add(
+        &self,
+        file: &Candidate,
+        text: &DocumentText,
+        now: i64,
+    ) -> Result<Added, SearchError> {
         self.change(|connection| add(connection, file, text, now))
     }
 
@@ -135,9 +143,13 @@ impl Index {
         let path = files::resolve(&self.path).map_err(|error| self.not_opened(&error))?;
         let (connection, read_only) = match connect(&path, OpenFlags::SQLITE_OPEN_READ_ONLY) {
             Err(error)
-                if matches!(error.sqlite_error_code(), Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly)) =>
+                if matches!(
+                    error.sqlite_error_code(),
+                    Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly)
+                ) =>
             {
-                let read_only = ReadOnlyFile::new(&path).map_err(|error| self.not_opened(&error))?;
+                let read_only =
+                    ReadOnlyFile::new(&path).map_err(|error| self.not_opened(&error))?;
                 (set_up(read_only.connect(FLAGS)), Some(read_only))
             }
             connection => (connection, None),
@@ -160,12 +172,17 @@ impl Index {
         read_only: Option<ReadOnlyFile>,
         found: rusqlite::Result<T>,
     ) -> Result<T, SearchError> {
-        read_only.map_or(Ok(()), |file| file.check()).map_err(|error| self.not_opened(&error))?;
+        read_only
+            .map_or(Ok(()), |file| file.check())
+            .map_err(|error| self.not_opened(&error))?;
         found.map_err(|error| self.failure(&error))
     }
 
     /// Runs `work` in a transaction. Creates the index if it is missing.
-    fn change<T>(&self, work: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, SearchError> {
+    fn change<T>(
+        &self,
+        work: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+    ) -> Result<T, SearchError> {
         // SQLite would create a file that every user may read.
         let path = files::create(&self.path).and_then(|_| files::resolve(&self.path));
         let path = path.map_err(|error| self.not_opened(&error))?;
@@ -175,9 +192,11 @@ impl Index {
             // Readers see the old state until the change is committed, and wait for no writer.
             connection.pragma_update(None, "journal_mode", "WAL")?;
             connection.pragma_update(None, "synchronous", "NORMAL")?;
-            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let transaction =
+                connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             let tables: i64 =
-                transaction.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
+                transaction
+                    .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
             if tables == 0 {
                 transaction.execute_batch(SCHEMA)?;
                 transaction.pragma_update(None, "user_version", VERSION)?;
@@ -188,12 +207,16 @@ impl Index {
             transaction.commit()?;
             Ok(Some(value))
         };
-        change().map_err(|error| self.failure(&error))?.ok_or_else(|| self.damaged(WRONG_VERSION))
+        change()
+            .map_err(|error| self.failure(&error))?
+            .ok_or_else(|| self.damaged(WRONG_VERSION))
     }
 
     fn failure(&self, error: &rusqlite::Error) -> SearchError {
         match error.sqlite_error_code() {
-            Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => self.damaged(&error.to_string()),
+            Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => {
+                self.damaged(&error.to_string())
+            }
             Some(ErrorCode::OperationInterrupted | ErrorCode::DatabaseBusy) => late(),
             _ => failed(format!(
                 "the index {}: {error}. Check who owns the file and its folder",
@@ -203,7 +226,10 @@ impl Index {
     }
 
     fn not_opened(&self, error: &io::Error) -> SearchError {
-        failed(format!("the index {} can't be opened: {error}", self.path.display()))
+        failed(format!(
+            "the index {} can't be opened: {error}",
+            self.path.display()
+        ))
     }
 
     fn damaged(&self, how: &str) -> SearchError {
@@ -236,14 +262,24 @@ fn version(connection: &Connection) -> rusqlite::Result<i64> {
     connection.query_row("PRAGMA user_version", [], |row| row.get(0))
 }
 
-fn add(connection: &Connection, file: &Candidate, text: &DocumentText, now: i64) -> rusqlite::Result<Added> {
+fn add(
+    connection: &Connection,
+    file: &Candidate,
+    text: &DocumentText,
+    now: i64,
+) -> rusqlite::Result<Added> {
     let path = file.path.to_string_lossy();
     let known: Option<(i64, [u8; 32], String)> = connection
-        .query_row("SELECT id, digest, source FROM documents WHERE path = ?", [&path], |row| {
-            Ok((row.get(0)?, row.get(1)?, row.get(2)?))
-        })
+        .query_row(
+            "SELECT id, digest, source FROM documents WHERE path = ?",
+            [&path],
+            |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)),
+        )
         .optional()?;
-    if known.as_ref().is_some_and(|(_, digest, source)| *digest == text.digest && *source == file.source) {
+    if known
+        .as_ref()
+        .is_some_and(|(_, digest, source)| *digest == text.digest && *source == file.source)
+    {
         return Ok(Added::Unchanged);
     }
     if let Some((id, ..)) = &known {
@@ -256,12 +292,16 @@ fn add(connection: &Connection, file: &Candidate, text: &DocumentText, now: i64)
         params![path, file.source, text.title, text.digest, text.size as i64, now],
         |row| row.get(0),
     )?;
-    let mut insert =
-        connection.prepare("INSERT INTO passages (document, title, heading, content) VALUES (?, ?, ?, ?)")?;
+    let mut insert = connection
+        .prepare("INSERT INTO passages (document, title, heading, content) VALUES (?, ?, ?, ?)")?;
     for piece in &text.pieces {
         insert.execute(params![id, text.title, piece.heading, piece.text])?;
     }
-    Ok(if known.is_some() { Added::Replaced } else { Added::New })
+    Ok(if known.is_some() {
+        Added::Replaced
+    } else {
+        Added::New
+    })
 }
 
 #[cfg(test)]
@@ -271,20 +311,35 @@ mod tests {
 
     fn index() -> Connection {
         let connection = Connection::open_in_memory().expect("memory should be there");
-        connection.execute_batch(SCHEMA).expect("the schema should be good");
+        connection
+            .execute_batch(SCHEMA)
+            .expect("the schema should be good");
         connection
     }
 
     fn put(connection: &Connection, name: &str, title: &str, text: &str) -> Added {
-        let file = Candidate { path: format!("/{name}").into(), source: name.into() };
-        let pieces = vec![Section { heading: String::new(), text: text.into() }];
-        let digest = std::array::from_fn(|place| text.as_bytes().get(place).copied().unwrap_or_default());
-        let text = DocumentText { title: title.into(), pieces, digest, size: text.len() as u64 };
+        let file = Candidate {
+            path: format!("/{name}").into(),
+            source: name.into(),
+        };
+        let pieces = vec![Section {
+            heading: String::new(),
+            text: text.into(),
+        }];
+        let digest =
+            std::array::from_fn(|place| text.as_bytes().get(place).copied().unwrap_or_default());
+        let text = DocumentText {
+            title: title.into(),
+            pieces,
+            digest,
+            size: text.len() as u64,
+        };
         add(connection, &file, &text, 7).expect("it should be taken")
     }
 
     fn sources(connection: &Connection, words: &str) -> Vec<String> {
-        let found = ranking::best(connection, &query::words(words), 4).expect("it should be found or not");
+        let found =
+            ranking::best(connection, &query::words(words), 4).expect("it should be found or not");
         found.into_iter().map(|passage| passage.source).collect()
     }
 
@@ -320,26 +375,62 @@ mod tests {
                 "It is the end of the day, and of the week.",
             );
         }
-        put(&connection, "title", "The Velna lighthouse", "It is 47 metres high.");
-        put(&connection, "text", "Sights", "There is a lighthouse, and there is the mill.");
+        put(
+            &connection,
+            "title",
+            "The Velna lighthouse",
+            "It is 47 metres high.",
+        );
+        put(
+            &connection,
+            "text",
+            "Sights",
+            "There is a lighthouse, and there is the mill.",
+        );
         let found = sources(&connection, "What is the height of the Velna lighthouse?");
         assert_eq!(found.first().map(String::as_str), Some("title"));
-        assert!(found.iter().all(|source| !source.starts_with("other")), "{found:?}");
+        assert!(
+            found.iter().all(|source| !source.starts_with("other")),
+            "{found:?}"
+        );
         assert_eq!(
             sources(&connection, "what is it, and what of the other"),
             [""; 0],
             "stop words find nothing"
         );
-        assert_eq!(sources(&connection, "the day").len(), 4, "a word that nearly all have");
-        assert_eq!(sources(&connection, "Lighthouses")[0], "title", "another form of the word");
+        assert_eq!(
+            sources(&connection, "the day").len(),
+            4,
+            "a word that nearly all have"
+        );
+        assert_eq!(
+            sources(&connection, "Lighthouses")[0],
+            "title",
+            "another form of the word"
+        );
     }
 
     #[test]
     fn a_passage_has_enough_of_the_words() {
         let connection = index();
-        put(&connection, "warranty", "Pump", "The warranty is three years.");
-        put(&connection, "form", "Form", "Write your name in capital letters.");
-        put(&connection, "lamp", "Pump", "If the red lamp of the X200 blinks, there is no water.");
+        put(
+            &connection,
+            "warranty",
+            "Pump",
+            "The warranty is three years.",
+        );
+        put(
+            &connection,
+            "form",
+            "Form",
+            "Write your name in capital letters.",
+        );
+        put(
+            &connection,
+            "lamp",
+            "Pump",
+            "If the red lamp of the X200 blinks, there is no water.",
+        );
         for (words, found) in [
             ("How long is the warranty?", &["warranty"][..]),
             ("What is the capital of Peru?", &[]),
@@ -370,6 +461,9 @@ mod tests {
         assert_eq!(put(&connection, "a", "A", "one"), Added::New);
         assert_eq!(put(&connection, "a", "A", "one"), Added::Unchanged);
         assert_eq!(put(&connection, "a", "A", "two"), Added::Replaced);
-        assert_eq!((sources(&connection, "one"), sources(&connection, "two")), (vec![], vec!["a".into()]));
+        assert_eq!(
+            (sources(&connection, "one"), sources(&connection, "two")),
+            (vec![], vec!["a".into()])
+        );
     }
 }

@@ -13,12 +13,20 @@ pub fn read(text: &str) -> Outline {
         if fence.is_some_and(|fence| marks.starts_with(fence)) {
             fence = None;
         } else if fence.is_none() {
-            fence = ["```", "~~~"].into_iter().find(|fence| marks.starts_with(fence));
+            fence = ["```", "~~~"]
+                .into_iter()
+                .find(|fence| marks.starts_with(fence));
             if let Some(heading) = heading(line) {
                 if outline.title.is_empty() {
                     outline.title.clone_from(&heading);
                 }
-                outline.push(std::mem::replace(&mut section, Section { heading, text: String::new() }));
+                outline.push(std::mem::replace(
+                    &mut section,
+                    Section {
+                        heading,
+                        text: String::new(),
+                    },
+                ));
                 continue;
             }
         }
@@ -31,7 +39,9 @@ pub fn read(text: &str) -> Outline {
 
 /// Removes the front matter: settings that some programs keep at a document's beginning.
 fn without_front_matter(text: &str) -> &str {
-    let settings = text.strip_prefix("---\n").and_then(|rest| rest.split_once("\n---\n"));
+    let settings = text
+        .strip_prefix("---\n")
+        .and_then(|rest| rest.split_once("\n---\n"));
     settings.map_or(text, |(_, rest)| rest)
 }
 
@@ -54,13 +64,19 @@ mod tests {
             "---\nauthor: x\n---\nBefore.\r\n# The port ##\n\nOne.\n\n* two\n```sh\n# no heading\n```\n####### nor this\n#nor this\n## Empty\n### Last\nEnd.",
         );
         assert_eq!(outline.title, "The port");
-        let sections: Vec<(&str, &str)> =
-            outline.sections.iter().map(|section| (&*section.heading, &*section.text)).collect();
+        let sections: Vec<(&str, &str)> = outline
+            .sections
+            .iter()
+            .map(|section| (&*section.heading, &*section.text))
+            .collect();
         assert_eq!(
             sections,
             [
                 ("", "Before."),
-                ("The port", "One.\n\n* two\n```sh\n# no heading\n```\n####### nor this\n#nor this"),
+                (
+                    "The port",
+                    "One.\n\n* two\n```sh\n# no heading\n```\n####### nor this\n#nor this"
+                ),
                 ("Empty", ""),
                 ("Last", "End.")
             ]

@@ -27,7 +27,12 @@ const MAX_QUERY: usize = 256;
 pub trait Search: Send + Sync {
     /// Returns the passages that fit the words, the best first. The words come from a person or a model: nothing in them
     /// is syntax. Queries that wait are served round robin by `key`, the id of the request's key, or empty without one.
-    fn find(&self, words: &str, key: &str, cancellation: &Cancellation) -> Result<Vec<Passage>, SearchError>;
+    fn find(
+        &self,
+        words: &str,
+        key: &str,
+        cancellation: &Cancellation,
+    ) -> Result<Vec<Passage>, SearchError>;
 }
 
 /// A piece of a text that others wrote. It may contain anything.
@@ -49,7 +54,10 @@ pub struct SearchError {
 
 impl SearchError {
     pub fn new(cause: FailureCause, details: impl Into<String>) -> Self {
-        Self { cause, details: details.into() }
+        Self {
+            cause,
+            details: details.into(),
+        }
     }
 }
 
@@ -60,7 +68,11 @@ impl fmt::Display for SearchError {
 }
 
 /// Returns the configured Search; `None` if it is not configured.
-pub fn configured(config: &SearchConfig, workers: usize, worker_share: usize) -> Option<Box<dyn Search>> {
+pub fn configured(
+    config: &SearchConfig,
+    workers: usize,
+    worker_share: usize,
+) -> Option<Box<dyn Search>> {
     Some(match config.backend.as_ref()? {
         SearchBackend::SearXng(url) => Box::new(SearXng::new(url, config, workers, worker_share)),
         SearchBackend::Index => Box::new(Index::new(config)),

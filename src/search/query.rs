@@ -26,8 +26,9 @@ pub struct Word {
 /// "it", "sea" and "war" are stop words in some language and mean something in another.
 pub fn words(query: &str) -> Vec<Word> {
     let line = cleaning::one_line(query);
-    let all =
-        cleaning::cut(&line, MAX_QUERY).split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
+    let all = cleaning::cut(&line, MAX_QUERY)
+        .split(|c: char| !c.is_alphanumeric())
+        .filter(|word| !word.is_empty());
     let lower_case: Vec<String> = all.clone().map(str::to_lowercase).collect();
     let (language, stop_words) = stop_words(&lower_case);
     let mut words = Vec::new();
@@ -35,7 +36,10 @@ pub fn words(query: &str) -> Vec<Word> {
         let is_stop_word = lower_case.len() > 1 && has(stop_words, lower);
         if !is_stop_word && !lower_case[..index].contains(lower) {
             let is_name = index > 0 && language != GERMAN && is_capitalized(word);
-            words.push(Word { text: word.to_owned(), is_name });
+            words.push(Word {
+                text: word.to_owned(),
+                is_name,
+            });
         }
     }
     words
@@ -51,7 +55,11 @@ fn is_capitalized(word: &str) -> bool {
 fn stop_words(words: &[String]) -> (usize, &'static str) {
     let count = |(_, list): &(usize, &str)| words.iter().filter(|word| has(list, word)).count();
     // Of equals, the first language takes precedence: `min_by_key` returns it, `max_by_key` the last.
-    STOP_WORDS.lines().enumerate().min_by_key(|list| Reverse(count(list))).unwrap_or_default()
+    STOP_WORDS
+        .lines()
+        .enumerate()
+        .min_by_key(|list| Reverse(count(list)))
+        .unwrap_or_default()
 }
 
 fn has(list: &str, word: &str) -> bool {
@@ -80,7 +88,10 @@ mod tests {
             ("Quelle est la durée de la visite ?", "Quelle durée visite"),
             ("¿Dónde está el faro de la isla?", "Dónde faro isla"),
             ("Dove si trova il faro dell'isola?", "trova faro isola"),
-            ("Kako se zove trajekt koji ide na Orsk?", "zove trajekt ide *Orsk"),
+            (
+                "Kako se zove trajekt koji ide na Orsk?",
+                "zove trajekt ide *Orsk",
+            ),
             ("Error E42 / 404: pump-house", "Error E42 404 pump house"),
             ("Какова высота маяка Вельна?", "Какова высота маяка *Вельна"),
             ("灯台の高さは?", "灯台の高さは"),
@@ -89,18 +100,33 @@ mod tests {
             ("sea", "sea"),
             (" ?! ", ""),
         ] {
-            let marked = |word: &Word| format!("{}{}", if word.is_name { "*" } else { "" }, word.text);
-            assert_eq!(words(query).iter().map(marked).collect::<Vec<_>>().join(" "), left, "{query}");
+            let marked =
+                |word: &Word| format!("{}{}", if word.is_name { "*" } else { "" }, word.text);
+            assert_eq!(
+                words(query)
+                    .iter()
+                    .map(marked)
+                    .collect::<Vec<_>>()
+                    .join(" "),
+                left,
+                "{query}"
+            );
         }
         assert_eq!(words(&"word ".repeat(10_000)).len(), 1);
-        assert_eq!(words(&"é".repeat(10_000))[0].text.chars().count(), MAX_QUERY);
+        assert_eq!(
+            words(&"é".repeat(10_000))[0].text.chars().count(),
+            MAX_QUERY
+        );
     }
 
     #[test]
     fn a_passage_needs_half_of_a_short_query_and_a_third_of_a_long_one() {
         let least: Vec<usize> = (1..=12).map(|words| least_words(words, 0)).collect();
         assert_eq!(least, [1, 1, 2, 2, 3, 3, 3, 3, 3, 4, 4, 4]);
-        assert_eq!((least_words(2, 1), least_words(3, 1), least_words(3, 2)), (2, 2, 3));
+        assert_eq!(
+            (least_words(2, 1), least_words(3, 1), least_words(3, 2)),
+            (2, 2, 3)
+        );
         assert_eq!(least_words(12, 8), 4, "in a long query, they count once");
     }
 }

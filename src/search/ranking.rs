@@ -20,7 +20,10 @@ pub(super) fn best(
     results: usize,
 ) -> rusqlite::Result<Vec<Passage>> {
     // In quotation marks, no word is syntax.
-    let quoted: Vec<String> = words.iter().map(|word| format!("\"{}\"", word.text)).collect();
+    let quoted: Vec<String> = words
+        .iter()
+        .map(|word| format!("\"{}\"", word.text))
+        .collect();
     let mut words_in: HashMap<i64, usize> = HashMap::new();
     let mut unknown_names = 0;
     let mut with_word = connection.prepare("SELECT rowid FROM words WHERE words MATCH ?")?;
@@ -65,6 +68,14 @@ pub(super) fn best(
 
 fn read_passage(row: &Row) -> rusqlite::Result<Passage> {
     let (title, heading): (String, String) = (row.get(0)?, row.get(1)?);
-    let title = if heading.is_empty() || heading == title { title } else { format!("{title}: {heading}") };
-    Ok(Passage { title, source: row.get(2)?, text: row.get(3)? })
+    let title = if heading.is_empty() || heading == title {
+        title
+    } else {
+        format!("{title}: {heading}")
+    };
+    Ok(Passage {
+        title,
+        source: row.get(2)?,
+        text: row.get(3)?,
+    })
 }

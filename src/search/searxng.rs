@@ -64,7 +64,11 @@ impl SearXng {
     }
 
     fn ask(&self, query: &str, cancellation: &Cancellation) -> Result<Vec<Passage>, SearchError> {
-        let address = format!("{}/search?q={}&format=json", self.url, percent_encoded(query));
+        let address = format!(
+            "{}/search?q={}&format=json",
+            self.url,
+            percent_encoded(query)
+        );
         let too_long = |_| SearchError::new(FailureCause::Unreachable, "its address is too long");
         let uri = address.parse().map_err(too_long)?;
         let call = Call {
@@ -76,7 +80,11 @@ impl SearXng {
             cancellation,
         };
         let answer = self.client.call(&call).map_err(|error| {
-            let hint = if matches!(error, CallError::Unreachable(_)) { ". Is it running?" } else { "" };
+            let hint = if matches!(error, CallError::Unreachable(_)) {
+                ". Is it running?"
+            } else {
+                ""
+            };
             SearchError::new(error.cause(), format!("{error}{hint}"))
         })?;
         let status = answer.status().as_u16();
@@ -164,8 +172,13 @@ fn read_answer(bytes: &[u8], most: usize) -> Result<Vec<Passage>, SearchError> {
     let text = String::from_utf8_lossy(bytes);
     let read = || -> serde_json::Result<(ResultReader, UnresponsiveEngines)> {
         let answer: SearxngAnswer = serde_json::from_str(&text)?;
-        let reader = ResultReader { most, is_empty: true, ..ResultReader::default() };
-        let results = serde_json::Deserializer::from_str(answer.results.get()).deserialize_seq(reader)?;
+        let reader = ResultReader {
+            most,
+            is_empty: true,
+            ..ResultReader::default()
+        };
+        let results =
+            serde_json::Deserializer::from_str(answer.results.get()).deserialize_seq(reader)?;
         Ok((results, answer.unresponsive_engines))
     };
     let (results, engines) = read().map_err(|_| {
@@ -182,7 +195,10 @@ fn read_answer(bytes: &[u8], most: usize) -> Result<Vec<Passage>, SearchError> {
         ));
     }
     if results.passages.is_empty() && results.has_unreadable {
-        return Err(SearchError::new(FailureCause::NotJson, "none of its results can be read"));
+        return Err(SearchError::new(
+            FailureCause::NotJson,
+            "none of its results can be read",
+        ));
     }
     Ok(results.passages)
 }
@@ -212,7 +228,9 @@ impl<'de> Visitor<'de> for ResultReader {
 /// Returns `None` unless it is an object whose content, if any, is a text.
 fn read_result(raw: &RawValue) -> Option<SearxngResult<'_>> {
     // A list could be read into the structure too.
-    raw.get().starts_with('{').then(|| serde_json::from_str(raw.get()).ok())?
+    raw.get()
+        .starts_with('{')
+        .then(|| serde_json::from_str(raw.get()).ok())?
 }
 
 /// Returns `None` if the result has no text.
@@ -257,7 +275,11 @@ impl<'de> Visitor<'de> for UnresponsiveEngines {
 
 impl fmt::Display for UnresponsiveEngines {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let counts: Vec<String> = self.0.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
+        let counts: Vec<String> = self
+            .0
+            .iter()
+            .map(|(reason, count)| format!("{count} {reason}"))
+            .collect();
         f.write_str(&counts.join(", "))
     }
 }
@@ -269,7 +291,10 @@ fn reason(engine: &RawValue) -> &'static str {
     };
     let reason = reason.get().trim_start_matches('"');
     let reason = reason.strip_prefix("Suspended: ").unwrap_or(reason);
-    REASONS.iter().find(|(begin, _)| reason.starts_with(begin)).map_or(OTHER_REASON, |(_, word)| word)
+    REASONS
+        .iter()
+        .find(|(begin, _)| reason.starts_with(begin))
+        .map_or(OTHER_REASON, |(_, word)| word)
 }
 
 #[cfg(test)]
@@ -291,7 +316,11 @@ mod tests {
             assert_eq!(query(words), plain, "{words}");
         }
         assert_eq!(query(&"é".repeat(10_000)).chars().count(), MAX_QUERY);
-        assert_eq!(query(&"word ".repeat(10_000)).len(), MAX_QUERY - 2, "up to the end of a word");
+        assert_eq!(
+            query(&"word ".repeat(10_000)).len(),
+            MAX_QUERY - 2,
+            "up to the end of a word"
+        );
     }
 
     #[test]
@@ -330,10 +359,16 @@ mod tests {
             let found = read_answer(answer(r#", {"content": "good"}"#).as_bytes(), 2);
             assert_eq!(found, Ok(vec![passage("", "", "good")]), "{result}");
             for rest in ["", r#", {"content": ""}"#] {
-                assert!(read_answer(answer(rest).as_bytes(), 2).is_err(), "{result} is no answer");
+                assert!(
+                    read_answer(answer(rest).as_bytes(), 2).is_err(),
+                    "{result} is no answer"
+                );
             }
         }
-        assert_eq!(read_answer(br#"{"results": [{"content": ""}, {"title": "x"}]}"#, 2), Ok(vec![]));
+        assert_eq!(
+            read_answer(br#"{"results": [{"content": ""}, {"title": "x"}]}"#, 2),
+            Ok(vec![])
+        );
         let broken = b"{\"results\": [{\"content\": \"br\xf6ken\"}, {\"content\": \"good\"}]}";
         let texts = vec![passage("", "", "br\u{fffd}ken"), passage("", "", "good")];
         assert_eq!(read_answer(broken, 2), Ok(texts));
@@ -355,24 +390,35 @@ mod tests {
         let answer = r#"{"results": [{"content": "a", "title": 7, "url": [[]], "score": 1e999},
                          {"content": "b"}, {"content": 7}, 7, []], "answers": [1e999]}"#;
         let found = read_answer(answer.as_bytes(), 2).expect("two results");
-        let texts: Vec<_> = found.iter().map(|passage| (&*passage.title, &*passage.text)).collect();
+        let texts: Vec<_> = found
+            .iter()
+            .map(|passage| (&*passage.title, &*passage.text))
+            .collect();
         assert_eq!(texts, [("", "a"), ("", "b")]);
         let cut = answer.replace("7, []]", "7, [}");
-        assert!(read_answer(cut.as_bytes(), 2).is_err(), "the rest is JSON, even if it is not used");
+        assert!(
+            read_answer(cut.as_bytes(), 2).is_err(),
+            "the rest is JSON, even if it is not used"
+        );
     }
 
     #[test]
     fn engines_are_counted_by_reasons_of_our_own() {
         let details = |engines: &str| {
             let answer = format!(r#"{{"results": [], "unresponsive_engines": {engines}}}"#);
-            read_answer(answer.as_bytes(), 2).expect_err("no engine responded").to_string()
+            read_answer(answer.as_bytes(), 2)
+                .expect_err("no engine responded")
+                .to_string()
         };
         for (engines, counts) in [
             (
                 r#"[["a", "timeout"], ["b", "access denied"], ["c", "HTTP timeout"]]"#,
                 "2 timeout, 1 access denied",
             ),
-            (r#"[["a", "Suspended: CAPTCHA"], ["b", "CAPTCHA required"]]"#, "2 CAPTCHA"),
+            (
+                r#"[["a", "Suspended: CAPTCHA"], ["b", "CAPTCHA required"]]"#,
+                "2 CAPTCHA",
+            ),
             (
                 r#"[["a", "Suspended: too many requests"], ["b", "parsing error"]]"#,
                 "1 too many requests, 1 unreadable answer",

@@ -35,17 +35,26 @@ pub struct Actor {
 impl Actor {
     /// A browser, by its address.
     pub fn console(address: String) -> Self {
-        Self { via: "console", name: address }
+        Self {
+            via: "console",
+            name: address,
+        }
     }
 
     /// A user of the system that the command runs on.
     pub fn command(user: String) -> Self {
-        Self { via: "command", name: user }
+        Self {
+            via: "command",
+            name: user,
+        }
     }
 
     /// The sender of a signal, who is not known.
     pub fn signal(signal: &str) -> Self {
-        Self { via: "signal", name: signal.to_owned() }
+        Self {
+            via: "signal",
+            name: signal.to_owned(),
+        }
     }
 }
 
@@ -71,7 +80,9 @@ impl AuditSubject {
         match self {
             Self::Keys => "AND key_id IS NOT NULL",
             Self::SignIns => "AND action IN ('signed_in', 'sign_ins_failed')",
-            Self::Settings => "AND key_id IS NULL AND action NOT IN ('signed_in', 'sign_ins_failed')",
+            Self::Settings => {
+                "AND key_id IS NULL AND action NOT IN ('signed_in', 'sign_ins_failed')"
+            }
         }
     }
 }
@@ -127,7 +138,18 @@ impl NewAuditRow {
     }
 
     fn summed(action: &'static str, by: &Actor, details: &str, times: i64) -> Self {
-        Self(values![audit_id(), when::now(), action, by.via, &by.name, details, times].into())
+        Self(
+            values![
+                audit_id(),
+                when::now(),
+                action,
+                by.via,
+                &by.name,
+                details,
+                times
+            ]
+            .into(),
+        )
     }
 
     pub fn insert(self) -> Statement {
@@ -136,15 +158,24 @@ impl NewAuditRow {
 
     /// Inserts it if the key has this digest: if this key was created.
     pub fn insert_if_created(self, key_id: &str, digest: [u8; 32]) -> Statement {
-        self.statement("id, name FROM keys WHERE id = $8 AND digest = $9", values![key_id, digest])
+        self.statement(
+            "id, name FROM keys WHERE id = $8 AND digest = $9",
+            values![key_id, digest],
+        )
     }
 
     pub fn insert_if_not_revoked(self, key_id: &str) -> Statement {
-        self.statement("id, name FROM keys WHERE id = $8 AND revoked IS NULL", values![key_id])
+        self.statement(
+            "id, name FROM keys WHERE id = $8 AND revoked IS NULL",
+            values![key_id],
+        )
     }
 
     pub fn insert_if_signed_in(self, session: [u8; 32]) -> Statement {
-        self.statement("NULL, NULL FROM console_tokens WHERE digest = $8", values![session])
+        self.statement(
+            "NULL, NULL FROM console_tokens WHERE digest = $8",
+            values![session],
+        )
     }
 
     pub fn insert_for(self, key: &Key) -> Statement {
@@ -176,7 +207,10 @@ impl FailedSignIns {
             self.since = now;
         }
         let is_other = self.times.len() >= ADDRESSES && !self.times.contains_key(&address);
-        *self.times.entry(if is_other { OTHERS.into() } else { address }).or_default() += times;
+        *self
+            .times
+            .entry(if is_other { OTHERS.into() } else { address })
+            .or_default() += times;
     }
 
     fn is_due(&self, now: i64) -> bool {
@@ -213,24 +247,31 @@ impl Store {
         most: i64,
     ) -> Result<Vec<AuditRow>> {
         let condition = subject.map_or("", AuditSubject::condition);
-        let statement =
-            format!("SELECT {COLUMNS} FROM audit WHERE id < $1 {condition} ORDER BY id DESC LIMIT $2");
+        let statement = format!(
+            "SELECT {COLUMNS} FROM audit WHERE id < $1 {condition} ORDER BY id DESC LIMIT $2"
+        );
         // Every id is less than this.
         let before = before.unwrap_or("~");
-        self.engine.read(|session| session.rows(&statement, &values![before, most], AuditRow::read))
+        self.engine
+            .read(|session| session.rows(&statement, &values![before, most], AuditRow::read))
     }
 
     pub fn note_reload(&self, by: &Actor, details: &str) -> Result<()> {
         let insert = NewAuditRow::new("settings_reloaded", by, details).insert();
         // Not with `write`, which waits for a lost database: this thread also feeds the watchdog.
         self.engine.transaction(|session| {
-            session.run(&bound(slice::from_ref(&insert)), &mut |_, _| Ok(())).map(drop)
+            session
+                .run(&bound(slice::from_ref(&insert)), &mut |_, _| Ok(()))
+                .map(drop)
         })
     }
 
     /// Notes a failed sign-in, in memory: `write_failed_sign_ins` writes it.
     pub fn note_failed_sign_in(&self, address: Option<IpAddr>, now: i64) {
-        let address = address.map_or_else(|| "-".into(), |address| ClientNetwork::from(address).to_string());
+        let address = address.map_or_else(
+            || "-".into(),
+            |address| ClientNetwork::from(address).to_string(),
+        );
         lock(&self.failed_sign_ins).add(address, 1, now);
     }
 
@@ -250,7 +291,10 @@ impl Store {
         let taken = mem::take(&mut *lock(&self.failed_sign_ins));
         write(taken.inserts()).inspect_err(|_| {
             let mut kept = lock(&self.failed_sign_ins);
-            taken.times.into_iter().for_each(|(address, times)| kept.add(address, times, taken.since));
+            taken
+                .times
+                .into_iter()
+                .for_each(|(address, times)| kept.add(address, times, taken.since));
         })
     }
 }
@@ -260,7 +304,9 @@ mod tests {
     use super::*;
     use crate::secret::SecretDigest;
     use crate::store::tests::Temporary;
-    use crate::store::{KeyChange, KeyChanged, KeyName, NewKey, PasswordHash, Permission, TokenKind};
+    use crate::store::{
+        KeyChange, KeyChanged, KeyName, NewKey, PasswordHash, Permission, TokenKind,
+    };
 
     fn rows(store: &Store) -> Vec<AuditRow> {
         let mut rows = Vec::new();
@@ -271,7 +317,10 @@ mod tests {
     /// The only row of an action: via, actor, details.
     #[track_caller]
     fn only(store: &Store, action: &str) -> (String, String, String) {
-        let mut found: Vec<AuditRow> = rows(store).into_iter().filter(|row| row.action == action).collect();
+        let mut found: Vec<AuditRow> = rows(store)
+            .into_iter()
+            .filter(|row| row.action == action)
+            .collect();
         let row = found.pop().expect("a row");
         assert!(found.is_empty(), "one row for one change: {found:?}");
         (row.via, row.actor, row.details)
@@ -281,13 +330,31 @@ mod tests {
     fn every_change_of_a_key_has_one_row() {
         let temporary = Temporary::new();
         let store = &temporary.store;
-        let (ana, web) = (Actor::command("ana".into()), Actor::console("192.0.2.1".into()));
+        let (ana, web) = (
+            Actor::command("ana".into()),
+            Actor::console("192.0.2.1".into()),
+        );
         let name = KeyName::parse("first").expect("a name");
         let permissions = &[Permission::Completions];
-        let key =
-            NewKey { name: &name, permissions, created: 5, expires: None, concurrent: None, budget: None };
-        assert!(store.add_key_as("key_x", "secret", &key, &ana).expect("a key"));
-        assert!(!store.add_key_as("key_x", "other", &key, &web).expect("no key"), "the id is taken");
+        let key = NewKey {
+            name: &name,
+            permissions,
+            created: 5,
+            expires: None,
+            concurrent: None,
+            budget: None,
+        };
+        assert!(
+            store
+                .add_key_as("key_x", "secret", &key, &ana)
+                .expect("a key")
+        );
+        assert!(
+            !store
+                .add_key_as("key_x", "other", &key, &web)
+                .expect("no key"),
+            "the id is taken"
+        );
         let created = only(store, "key_created");
         assert_eq!((created.0.as_str(), created.1.as_str()), ("command", "ana"));
         assert_eq!(created.2, "permissions: completions, expires: never");
@@ -298,9 +365,15 @@ mod tests {
             KeyChange::Concurrent(Some(7)),
         ];
         for _ in 0..2 {
-            assert!(matches!(store.change_key("key_x", None, &changes, &web), Ok(KeyChanged::Done)));
+            assert!(matches!(
+                store.change_key("key_x", None, &changes, &web),
+                Ok(KeyChanged::Done)
+            ));
         }
-        assert!(matches!(store.change_key("key_none", None, &changes, &web), Ok(KeyChanged::NoSuchKey)));
+        assert!(matches!(
+            store.change_key("key_none", None, &changes, &web),
+            Ok(KeyChanged::NoSuchKey)
+        ));
         let (via, actor, details) = only(store, "key_changed");
         assert_eq!((via.as_str(), actor.as_str()), ("console", "192.0.2.1"));
         assert_eq!(
@@ -313,9 +386,20 @@ mod tests {
         }
         assert!(!store.revoke_key("key_none", 8, &ana).expect("no change"));
         only(store, "key_revoked");
-        let about: Vec<_> = rows(store).into_iter().map(|row| (row.key_id, row.key_name)).collect();
-        assert!(about.iter().all(|(id, _)| id.as_deref() == Some("key_x")), "{about:?}");
-        assert!(about.iter().any(|(_, name)| name.as_deref() == Some("second")), "the name at the time");
+        let about: Vec<_> = rows(store)
+            .into_iter()
+            .map(|row| (row.key_id, row.key_name))
+            .collect();
+        assert!(
+            about.iter().all(|(id, _)| id.as_deref() == Some("key_x")),
+            "{about:?}"
+        );
+        assert!(
+            about
+                .iter()
+                .any(|(_, name)| name.as_deref() == Some("second")),
+            "the name at the time"
+        );
         let all = format!("{:?}", rows(store));
         assert!(!all.contains("secret") && !all.contains("digest"), "{all}");
     }
@@ -326,8 +410,15 @@ mod tests {
         let temporary = Temporary::sqlite();
         let store = &temporary.store;
         let by = Actor::command("ana".into());
-        let password = PasswordHash { salt: vec![1], hash: vec![2], memory_kib: 8, passes: 1 };
-        store.set_console_password(password.clone(), &by).expect("a password");
+        let password = PasswordHash {
+            salt: vec![1],
+            hash: vec![2],
+            memory_kib: 8,
+            passes: 1,
+        };
+        store
+            .set_console_password(password.clone(), &by)
+            .expect("a password");
         store.tamper("ALTER TABLE audit RENAME TO elsewhere");
         let name = KeyName::parse("x").expect("a name");
         let key = NewKey {
@@ -339,17 +430,33 @@ mod tests {
             budget: None,
         };
         assert!(store.add_key("secret", &key, &by).is_err());
-        assert!(store.change_key("key_1", None, &[KeyChange::Expires(Some(9))], &by).is_err());
+        assert!(
+            store
+                .change_key("key_1", None, &[KeyChange::Expires(Some(9))], &by)
+                .is_err()
+        );
         assert!(store.revoke_key("key_1", 9, &by).is_err());
-        let tokens =
-            [(SecretDigest::of("a"), TokenKind::Session, 9), (SecretDigest::of("b"), TokenKind::Browser, 9)];
+        let tokens = [
+            (SecretDigest::of("a"), TokenKind::Session, 9),
+            (SecretDigest::of("b"), TokenKind::Browser, 9),
+        ];
         assert!(store.sign_in(tokens, 1, &password, &by).is_err());
-        let other = PasswordHash { hash: vec![3], ..password.clone() };
+        let other = PasswordHash {
+            hash: vec![3],
+            ..password.clone()
+        };
         assert!(store.set_console_password(other, &by).is_err());
         let keys = store.list_keys().expect("the keys");
         assert_eq!(keys.len(), 2);
-        assert!(keys.iter().all(|key| key.expires.is_none() && key.revoked.is_none()));
-        assert!(!store.has_token(&tokens[0].0, TokenKind::Session, 1).expect("a look-up"));
+        assert!(
+            keys.iter()
+                .all(|key| key.expires.is_none() && key.revoked.is_none())
+        );
+        assert!(
+            !store
+                .has_token(&tokens[0].0, TokenKind::Session, 1)
+                .expect("a look-up")
+        );
         assert_eq!(store.console_password().expect("a look-up"), Some(password));
     }
 
@@ -358,8 +465,15 @@ mod tests {
         let temporary = Temporary::new();
         let store = &temporary.store;
         let web = Actor::console("192.0.2.1".into());
-        let password = PasswordHash { salt: vec![1], hash: vec![2], memory_kib: 8, passes: 1 };
-        store.set_console_password(password.clone(), &Actor::command("ana".into())).expect("a password");
+        let password = PasswordHash {
+            salt: vec![1],
+            hash: vec![2],
+            memory_kib: 8,
+            passes: 1,
+        };
+        store
+            .set_console_password(password.clone(), &Actor::command("ana".into()))
+            .expect("a password");
         assert_eq!(only(store, "password_set").1, "ana");
         let fail = |address: &str, now| {
             store.note_failed_sign_in(Some(address.parse().expect("an address")), now);
@@ -369,28 +483,56 @@ mod tests {
         }
         fail("2001:db8:1:2::1", 103);
         fail("2001:db8:1:2:ffff::9", 104);
-        store.write_failed_sign_ins(100 + WINDOW - 1).expect("nothing to do");
+        store
+            .write_failed_sign_ins(100 + WINDOW - 1)
+            .expect("nothing to do");
         let failed = || -> Vec<_> {
-            let failed = rows(store).into_iter().filter(|row| row.action == "sign_ins_failed");
+            let failed = rows(store)
+                .into_iter()
+                .filter(|row| row.action == "sign_ins_failed");
             let mut failed: Vec<_> = failed.map(|row| (row.actor, row.times)).collect();
             failed.sort();
             failed
         };
         assert_eq!(failed(), [], "the window is not over");
         store.write_failed_sign_ins(100 + WINDOW).expect("rows");
-        store.write_failed_sign_ins(i64::MAX).expect("nothing is left");
-        assert_eq!(failed(), [("192.0.2.7".into(), 3), ("2001:db8:1::/56".into(), 2)]);
-        let tokens =
-            [(SecretDigest::of("a"), TokenKind::Session, 9), (SecretDigest::of("b"), TokenKind::Browser, 9)];
+        store
+            .write_failed_sign_ins(i64::MAX)
+            .expect("nothing is left");
+        assert_eq!(
+            failed(),
+            [("192.0.2.7".into(), 3), ("2001:db8:1::/56".into(), 2)]
+        );
+        let tokens = [
+            (SecretDigest::of("a"), TokenKind::Session, 9),
+            (SecretDigest::of("b"), TokenKind::Browser, 9),
+        ];
         fail("192.0.2.8", 200);
-        let wrong = PasswordHash { hash: vec![3], ..password.clone() };
-        assert!(!store.sign_in(tokens, 1, &wrong, &web).expect("another password"));
+        let wrong = PasswordHash {
+            hash: vec![3],
+            ..password.clone()
+        };
+        assert!(
+            !store
+                .sign_in(tokens, 1, &wrong, &web)
+                .expect("another password")
+        );
         assert!(rows(store).iter().all(|row| row.action != "signed_in"));
         fail("192.0.2.8", 201);
-        assert!(store.sign_in(tokens, 1, &password, &web).expect("a sign-in"));
+        assert!(
+            store
+                .sign_in(tokens, 1, &password, &web)
+                .expect("a sign-in")
+        );
         assert_eq!(only(store, "signed_in").1, "192.0.2.1");
-        assert_eq!(failed().len(), 4, "a sign-in writes the failed ones before it");
-        store.note_reload(&Actor::signal("SIGHUP"), "").expect("a row");
+        assert_eq!(
+            failed().len(),
+            4,
+            "a sign-in writes the failed ones before it"
+        );
+        store
+            .note_reload(&Actor::signal("SIGHUP"), "")
+            .expect("a row");
         assert_eq!(only(store, "settings_reloaded").0, "signal");
     }
 
@@ -404,7 +546,11 @@ mod tests {
         store.write_failed_sign_ins(i64::MAX).expect("rows");
         let rows = rows(store);
         assert_eq!(rows.len(), ADDRESSES + 1);
-        assert_eq!(rows.iter().map(|row| row.times).sum::<i64>(), 5000, "and none is lost");
+        assert_eq!(
+            rows.iter().map(|row| row.times).sum::<i64>(),
+            5000,
+            "and none is lost"
+        );
         assert!(rows.iter().any(|row| row.actor == OTHERS));
     }
 
@@ -432,7 +578,9 @@ mod tests {
         }
         let ids = |before: Option<&str>| -> Vec<String> {
             let rows = store.newest_audit(None, before, 3).expect("a page");
-            rows.into_iter().map(|row| row.id.replace("audit_", "")).collect()
+            rows.into_iter()
+                .map(|row| row.id.replace("audit_", ""))
+                .collect()
         };
         assert_eq!(ids(None), ["6", "5", "4"]);
         assert_eq!(ids(Some("audit_4")), ["3", "2", "1"]);

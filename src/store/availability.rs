@@ -35,7 +35,11 @@ impl Availability {
     pub fn failure(&self, waiting: Option<Instant>) -> Option<StoreError> {
         let state = lock(&self.0);
         let mut waiting = waiting.into_iter().chain(state.testing);
-        let is_late = || waiting.any(|since| since.elapsed() >= LONG_WAIT).then_some(StoreError::Stalled);
+        let is_late = || {
+            waiting
+                .any(|since| since.elapsed() >= LONG_WAIT)
+                .then_some(StoreError::Stalled)
+        };
         state.failure.clone().or_else(is_late)
     }
 
@@ -46,20 +50,24 @@ impl Availability {
         if results.iter().any(Result::is_ok) {
             state.recover();
             (state.is_unproven, state.pause) = (false, SHORTEST_PAUSE);
-        } else if let Some(error) = failures.find(|error| !matches!(error, StoreError::KeyRevoked)) {
+        } else if let Some(error) = failures.find(|error| !matches!(error, StoreError::KeyRevoked))
+        {
             state.fail(error, Instant::now());
         }
     }
 
     pub fn is_test_due(&self, now: Instant) -> bool {
-        lock(&self.0).next_test.is_some_and(|next_test| now >= next_test)
+        lock(&self.0)
+            .next_test
+            .is_some_and(|next_test| now >= next_test)
     }
 
     /// Runs a test write and notes its result. A panic is a failure: otherwise the ledger would stay unavailable, because no
     /// row and no other test would be tried.
     pub fn test(&self, write: impl FnOnce() -> Result<()>) {
         lock(&self.0).testing = Some(Instant::now());
-        let result = panic::catch_unwind(AssertUnwindSafe(write)).unwrap_or(Err(StoreError::Panicked));
+        let result =
+            panic::catch_unwind(AssertUnwindSafe(write)).unwrap_or(Err(StoreError::Panicked));
         let mut state = lock(&self.0);
         state.testing = None;
         match result {
@@ -81,7 +89,11 @@ impl Availability {
 impl AvailabilityState {
     fn fail(&mut self, error: &StoreError, now: Instant) {
         if self.failure.is_none() {
-            let pause = if self.is_unproven { self.pause * 2 } else { SHORTEST_PAUSE };
+            let pause = if self.is_unproven {
+                self.pause * 2
+            } else {
+                SHORTEST_PAUSE
+            };
             self.pause = pause.clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
             self.next_test = Some(now + self.pause);
             log_failure(error);
@@ -109,7 +121,9 @@ impl AvailabilityState {
 /// The engine logs by itself that the database is lost, and that it is back.
 fn log_failure(error: &StoreError) {
     if !matches!(error, StoreError::Unavailable(_)) {
-        log::error!("the ledger can't be written: {error}. Requests get 503, and the runtime is not called");
+        log::error!(
+            "the ledger can't be written: {error}. Requests get 503, and the runtime is not called"
+        );
     }
 }
 
@@ -124,14 +138,19 @@ mod tests {
         availability.note_group(&[Err(StoreError::NoRow), Ok(())]);
         availability.note_group(&[Err(StoreError::KeyRevoked)]);
         assert!(!fails() && !availability.is_test_due(Instant::now() + LONGEST_PAUSE));
-        let ends: [&dyn Fn(); 2] = [&|| availability.note_group(&[Ok(())]), &|| availability.test(|| Ok(()))];
+        let ends: [&dyn Fn(); 2] = [&|| availability.note_group(&[Ok(())]), &|| {
+            availability.test(|| Ok(()))
+        }];
         for end in ends {
             availability.note_group(&[Err(StoreError::KeyRevoked), Err(StoreError::Full)]);
             assert!(matches!(availability.failure(None), Some(StoreError::Full)));
             assert!(!availability.is_test_due(Instant::now()));
             assert!(availability.is_test_due(Instant::now() + SHORTEST_PAUSE));
             availability.test(|| Err(StoreError::ReadOnly));
-            assert!(matches!(availability.failure(None), Some(StoreError::ReadOnly)), "the last reason");
+            assert!(
+                matches!(availability.failure(None), Some(StoreError::ReadOnly)),
+                "the last reason"
+            );
             end();
             assert!(!fails());
         }
@@ -151,14 +170,21 @@ mod tests {
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
         availability.note_group(&[Ok(())]);
         availability.note_group(&[Err(StoreError::NoRow)]);
-        assert_eq!(lock(&availability.0).pause, SHORTEST_PAUSE, "a row was written meanwhile");
+        assert_eq!(
+            lock(&availability.0).pause,
+            SHORTEST_PAUSE,
+            "a row was written meanwhile"
+        );
     }
 
     #[test]
     fn a_test_that_panics_is_followed_by_another() {
         let availability = Availability::default();
         availability.test(|| panic!("on purpose"));
-        assert!(matches!(availability.failure(None), Some(StoreError::Panicked)));
+        assert!(matches!(
+            availability.failure(None),
+            Some(StoreError::Panicked)
+        ));
         assert!(availability.is_test_due(Instant::now() + SHORTEST_PAUSE));
         availability.test(|| Ok(()));
         assert!(availability.failure(None).is_none());
@@ -169,8 +195,14 @@ mod tests {
         let availability = Availability::default();
         let ago = |time: Duration| Instant::now().checked_sub(time);
         assert!(availability.failure(ago(LONG_WAIT / 2)).is_none());
-        assert!(matches!(availability.failure(ago(LONG_WAIT)), Some(StoreError::Stalled)));
+        assert!(matches!(
+            availability.failure(ago(LONG_WAIT)),
+            Some(StoreError::Stalled)
+        ));
         lock(&availability.0).testing = ago(LONG_WAIT);
-        assert!(availability.failure(None).is_some(), "a test that hangs, too");
+        assert!(
+            availability.failure(None).is_some(),
+            "a test that hangs, too"
+        );
     }
 }

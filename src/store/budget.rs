@@ -26,7 +26,10 @@ pub(super) fn budget_columns(days_hint: &str) -> String {
 
 /// The first parameters of a statement with [`budget_columns`]: for the budget of a request that was created at this time.
 pub(super) fn budget_parameters(created: i64) -> [SqlValue; 2] {
-    values![BudgetPeriod::Day.around(created).since, BudgetPeriod::Month.around(created).since]
+    values![
+        BudgetPeriod::Day.around(created).since,
+        BudgetPeriod::Month.around(created).since
+    ]
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -54,7 +57,10 @@ impl BudgetPeriod {
     pub fn around(self, time: i64) -> Range {
         let day = time.div_euclid(DAY).saturating_mul(DAY);
         match self {
-            Self::Day => Range { since: day, until: day.saturating_add(DAY) },
+            Self::Day => Range {
+                since: day,
+                until: day.saturating_add(DAY),
+            },
             Self::Month => when::month(time).unwrap_or(Range::ALL),
         }
     }
@@ -74,8 +80,14 @@ impl Budget {
     pub fn parse(text: &str) -> Option<Self> {
         let (tokens, per) = text.split_once('/')?;
         let is_number = tokens.bytes().all(|byte| byte.is_ascii_digit());
-        let tokens = tokens.parse().ok().filter(|tokens| is_number && (1..=MOST_TOKENS).contains(tokens))?;
-        Some(Self { tokens, per: BudgetPeriod::parse(per)? })
+        let tokens = tokens
+            .parse()
+            .ok()
+            .filter(|tokens| is_number && (1..=MOST_TOKENS).contains(tokens))?;
+        Some(Self {
+            tokens,
+            per: BudgetPeriod::parse(per)?,
+        })
     }
 }
 
@@ -102,8 +114,12 @@ impl KeyBudget {
             return Ok(None);
         };
         let per = per.as_deref().and_then(BudgetPeriod::parse);
-        let per = per.ok_or_else(|| StoreError::Damaged("the period of a budget is unknown".into()))?;
-        Ok(Some(Self { budget: Budget { tokens, per }, used: used.unwrap_or(0) }))
+        let per =
+            per.ok_or_else(|| StoreError::Damaged("the period of a budget is unknown".into()))?;
+        Ok(Some(Self {
+            budget: Budget { tokens, per },
+            used: used.unwrap_or(0),
+        }))
     }
 
     pub fn is_used_up(&self) -> bool {
@@ -155,11 +171,25 @@ mod tests {
 
     #[test]
     fn a_share_is_rounded_down() {
-        for (used, tokens, percent) in [(0, 3, 0), (2, 3, 66), (899, 1000, 89), (999, 1000, 99), (7, 3, 233)]
-        {
-            let budget = KeyBudget { budget: Budget { tokens, per: BudgetPeriod::Day }, used };
+        for (used, tokens, percent) in [
+            (0, 3, 0),
+            (2, 3, 66),
+            (899, 1000, 89),
+            (999, 1000, 99),
+            (7, 3, 233),
+        ] {
+            let budget = KeyBudget {
+                budget: Budget {
+                    tokens,
+                    per: BudgetPeriod::Day,
+                },
+                used,
+            };
             assert_eq!(budget.percent(), percent);
-            assert_eq!((budget.is_used_up(), budget.is_nearly_used_up()), (percent >= 100, percent >= 90));
+            assert_eq!(
+                (budget.is_used_up(), budget.is_nearly_used_up()),
+                (percent >= 100, percent >= 90)
+            );
         }
     }
 
@@ -174,7 +204,10 @@ mod tests {
 
     /// Returns whether the look-up of a request that was created at this time accepts the key.
     fn is_accepted(store: &Store, created: i64) -> bool {
-        let key = store.find_key(&SecretDigest::of("key_1"), created).expect("a look-up").expect("the key");
+        let key = store
+            .find_key(&SecretDigest::of("key_1"), created)
+            .expect("a look-up")
+            .expect("the key");
         !key.budget.is_some_and(|budget| budget.is_used_up())
     }
 
@@ -185,17 +218,29 @@ mod tests {
         // Of another key, of the day before and of the month before: they do not count.
         write(store, "other", "key_2", LEAP_DAY + 5, 200, Some(1000));
         write(store, "before", "key_1", LEAP_DAY - DAY, 200, Some(600));
-        write(store, "january", "key_1", LEAP_DAY - 29 * DAY, 200, Some(1000));
+        write(
+            store,
+            "january",
+            "key_1",
+            LEAP_DAY - 29 * DAY,
+            200,
+            Some(1000),
+        );
         set(store, "1000/day");
         write(store, "first", "key_1", LEAP_DAY, 200, Some(999));
         assert!(is_accepted(store, LEAP_DAY + 9), "one token is left");
         write(store, "last", "key_1", LEAP_DAY + 9, 200, Some(500));
         let used = |created| {
-            let key =
-                store.find_key(&SecretDigest::of("key_1"), created).expect("a look-up").expect("the key");
+            let key = store
+                .find_key(&SecretDigest::of("key_1"), created)
+                .expect("a look-up")
+                .expect("the key");
             key.budget.expect("a budget").used
         };
-        assert_eq!((used(LEAP_DAY + 9), used(LEAP_DAY - 1), used(LEAP_DAY + DAY)), (1499, 600, 0));
+        assert_eq!(
+            (used(LEAP_DAY + 9), used(LEAP_DAY - 1), used(LEAP_DAY + DAY)),
+            (1499, 600, 0)
+        );
         assert!(!is_accepted(store, LEAP_DAY + 10));
         assert!(!is_accepted(store, LEAP_DAY + DAY - 1));
         assert!(is_accepted(store, LEAP_DAY + DAY), "it is renewed");
@@ -208,7 +253,14 @@ mod tests {
         assert!(is_accepted(store, LEAP_DAY + DAY + 1), "it is renewed");
         set(store, "none");
         assert!(is_accepted(store, LEAP_DAY + 11), "it was removed");
-        assert!(store.key("key_1").expect("a look-up").expect("the key").budget.is_none());
+        assert!(
+            store
+                .key("key_1")
+                .expect("a look-up")
+                .expect("the key")
+                .budget
+                .is_none()
+        );
     }
 
     #[test]

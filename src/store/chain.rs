@@ -26,13 +26,19 @@ pub(super) struct ChainLink {
 
 impl ChainLink {
     pub fn read(mut row: Row) -> Result<Self> {
-        Ok(Self { seq: row.next()?, hash: row.next()? })
+        Ok(Self {
+            seq: row.next()?,
+            hash: row.next()?,
+        })
     }
 
     /// Computes the link of the row that follows.
     pub fn following(&self, row: &LedgerRow) -> Self {
         let seq = self.seq + 1;
-        Self { seq, hash: row_hash(row, seq, &self.hash) }
+        Self {
+            seq,
+            hash: row_hash(row, seq, &self.hash),
+        }
     }
 }
 
@@ -46,19 +52,41 @@ fn row_hash(row: &LedgerRow, seq: i64, predecessor: &[u8; 32]) -> [u8; 32] {
         match bytes {
             None => hasher.update([0xff; 4]),
             Some(bytes) => {
-                let length = u32::try_from(bytes.len()).expect("a column should have less than 4 GiB");
+                let length =
+                    u32::try_from(bytes.len()).expect("a column should have less than 4 GiB");
                 hasher.update(length.to_le_bytes());
                 hasher.update(bytes);
             }
         }
     };
     let error_code = row.error_code.as_deref();
-    for text in [Some(row.request_id.as_str()), Some(&row.key_id), Some(&row.key_name), error_code] {
+    for text in [
+        Some(row.request_id.as_str()),
+        Some(&row.key_id),
+        Some(&row.key_name),
+        error_code,
+    ] {
         part(text.map(str::as_bytes));
     }
-    let Tokens { prompt_tokens, completion_tokens, total_tokens } = row.tokens;
-    for number in [Some(seq), Some(row.created), row.status, prompt_tokens, completion_tokens, total_tokens] {
-        part(number.map(i64::to_le_bytes).as_ref().map(<[u8; 8]>::as_slice));
+    let Tokens {
+        prompt_tokens,
+        completion_tokens,
+        total_tokens,
+    } = row.tokens;
+    for number in [
+        Some(seq),
+        Some(row.created),
+        row.status,
+        prompt_tokens,
+        completion_tokens,
+        total_tokens,
+    ] {
+        part(
+            number
+                .map(i64::to_le_bytes)
+                .as_ref()
+                .map(<[u8; 8]>::as_slice),
+        );
     }
     for time in [row.duration_ms, row.queue_ms, row.runtime_ms] {
         part(time.map(f64::to_le_bytes).as_ref().map(<[u8; 8]>::as_slice));
@@ -67,8 +95,18 @@ fn row_hash(row: &LedgerRow, seq: i64, predecessor: &[u8; 32]) -> [u8; 32] {
     // Rows that are older than these columns have null in them, and keep the hash that they were made with.
     if row.search_reason.is_some() || row.search_results.is_some() || row.search_ms.is_some() {
         part(Some(row.search_reason.as_deref().unwrap_or("").as_bytes()));
-        part(row.search_results.map(i64::to_le_bytes).as_ref().map(<[u8; 8]>::as_slice));
-        part(row.search_ms.map(f64::to_le_bytes).as_ref().map(<[u8; 8]>::as_slice));
+        part(
+            row.search_results
+                .map(i64::to_le_bytes)
+                .as_ref()
+                .map(<[u8; 8]>::as_slice),
+        );
+        part(
+            row.search_ms
+                .map(f64::to_le_bytes)
+                .as_ref()
+                .map(<[u8; 8]>::as_slice),
+        );
     }
     if let Some(cause) = &row.cause {
         part(Some(cause.as_bytes()));
@@ -91,7 +129,11 @@ impl ChainHead {
         let (rest, hash) = text.rsplit_once(':')?;
         let (gateway, seq) = rest.rsplit_once(':').unwrap_or(("", rest));
         let seq = seq.parse().ok().filter(|&seq| seq >= 0)?;
-        Some(Self { gateway: gateway.to_owned(), seq, hash: hex::decode(hash).ok()?.try_into().ok()? })
+        Some(Self {
+            gateway: gateway.to_owned(),
+            seq,
+            hash: hex::decode(hash).ok()?.try_into().ok()?,
+        })
     }
 }
 
@@ -141,9 +183,18 @@ pub enum Fault {
     /// The chain of a gateway does not end where it says.
     End { gateway: String },
     /// The sums of a key in a span are not those of its rows.
-    Sums { span: i64, start: i64, key_id: String, difference: String },
+    Sums {
+        span: i64,
+        start: i64,
+        key_id: String,
+        difference: String,
+    },
     /// The sums of a gateway count more or fewer requests than its chain has had.
-    Total { gateway: String, requests: i64, rows: i64 },
+    Total {
+        gateway: String,
+        requests: i64,
+        rows: i64,
+    },
 }
 
 impl fmt::Display for Fault {
@@ -159,25 +210,51 @@ impl fmt::Display for Fault {
                 write!(f, "the row of {request_id} was changed or moved")
             }
             Self::Inserted { request_id } => {
-                write!(f, "the row of {request_id} was inserted: it has no place of its own in the chain")
+                write!(
+                    f,
+                    "the row of {request_id} was inserted: it has no place of its own in the chain"
+                )
             }
             Self::Removed { before, count } => {
-                write!(f, "{} {} removed before that of {before}", rows(*count), was(*count))
+                write!(
+                    f,
+                    "{} {} removed before that of {before}",
+                    rows(*count),
+                    was(*count)
+                )
             }
             Self::Cut { gateway, count } => {
-                write!(f, "the newest {}{} {} removed", rows(*count), of(gateway), was(*count))
+                write!(
+                    f,
+                    "the newest {}{} {} removed",
+                    rows(*count),
+                    of(gateway),
+                    was(*count)
+                )
             }
             Self::End { gateway } => write!(f, "the end of the chain{} was changed", of(gateway)),
-            Self::Sums { span, start, key_id, difference } => {
+            Self::Sums {
+                span,
+                start,
+                key_id,
+                difference,
+            } => {
                 let span = match span {
                     3600 => "hour".into(),
                     86_400 => "day".into(),
                     span => format!("span of {span} s"),
                 };
                 let start = when::iso(*start).unwrap_or_else(|| start.to_string());
-                write!(f, "the sums differ: {span} {start}, key {key_id}: {difference}")
+                write!(
+                    f,
+                    "the sums differ: {span} {start}, key {key_id}: {difference}"
+                )
             }
-            Self::Total { gateway, requests, rows } => write!(
+            Self::Total {
+                gateway,
+                requests,
+                rows,
+            } => write!(
                 f,
                 "the sums{} count {}, but its chain has had {}",
                 of(gateway),
@@ -191,7 +268,8 @@ impl fmt::Display for Fault {
 impl Store {
     /// Walks every chain, then compares all sums with their rows, on one state of the database.
     pub fn verify_with(&self, progress: &Progress) -> Result<Verification> {
-        self.engine.run(TransactionMode::Report, |session| verify(session, progress))
+        self.engine
+            .run(TransactionMode::Report, |session| verify(session, progress))
     }
 
     /// Returns whether a head that was noted earlier is part of its chain, which `verify` has to find sound too.
@@ -199,8 +277,9 @@ impl Store {
         let ChainHead { gateway, seq, hash } = noted;
         let link = "SELECT seq, hash FROM usage WHERE gateway = $1 AND seq = $2
             UNION ALL SELECT anchor_seq, anchor_hash FROM gateways WHERE name = $1 AND anchor_seq >= $2";
-        let found =
-            self.engine.read(|session| session.first(link, &values![gateway, *seq], ChainLink::read))?;
+        let found = self
+            .engine
+            .read(|session| session.first(link, &values![gateway, *seq], ChainLink::read))?;
         Ok(match found {
             Some(link) if link.seq > *seq => HeadStatus::Removed,
             Some(link) if link.hash == *hash => HeadStatus::InChain,
@@ -220,16 +299,24 @@ pub(super) fn verify(session: &dyn SqlSession, progress: &Progress) -> Result<Ve
 }
 
 fn walk(session: &dyn SqlSession, progress: &Progress) -> Result<Verification> {
-    let ends = "SELECT name, anchor_seq, anchor_hash, head_seq, head_hash FROM gateways ORDER BY name";
+    let ends =
+        "SELECT name, anchor_seq, anchor_hash, head_seq, head_hash FROM gateways ORDER BY name";
     // How far each chain was walked, and its end.
     let mut chains: BTreeMap<String, (ChainLink, ChainLink)> = session
         .rows(ends, &[], |mut row| {
-            let (name, anchor) = (row.next()?, ChainLink { seq: row.next()?, hash: row.next()? });
+            let (name, anchor) = (
+                row.next()?,
+                ChainLink {
+                    seq: row.next()?,
+                    hash: row.next()?,
+                },
+            );
             Ok((name, (anchor, ChainLink::read(row)?)))
         })?
         .into_iter()
         .collect();
-    let rows_of = |(anchor, end): &(ChainLink, ChainLink)| end.seq.saturating_sub(anchor.seq).max(0) as u64;
+    let rows_of =
+        |(anchor, end): &(ChainLink, ChainLink)| end.seq.saturating_sub(anchor.seq).max(0) as u64;
     let all_rows = chains.values().map(rows_of).fold(0, u64::saturating_add);
     let (mut rows, mut fault) = (0, None);
     // Where they are in the order of the chain depends on the engine.
@@ -247,18 +334,33 @@ fn walk(session: &dyn SqlSession, progress: &Progress) -> Result<Verification> {
         let stored: Option<Vec<u8>> = columns.next()?;
         let row = read_row(columns)?;
         let Some((last, _)) = chains.get_mut(&row.gateway) else {
-            fault = Some(Fault::Changed { request_id: row.request_id });
+            fault = Some(Fault::Changed {
+                request_id: row.request_id,
+            });
             return Ok(());
         };
         let link = last.following(&row);
         let missing = row.seq.map(|seq| seq - link.seq);
         // The sums are compared by the time in the id.
-        let is_sound =
-            stored.as_deref() == Some(&link.hash) && RequestId::time_of(&row.request_id) == Some(row.created);
+        let is_sound = stored.as_deref() == Some(&link.hash)
+            && RequestId::time_of(&row.request_id) == Some(row.created);
         match missing {
-            None | Some(..0) => fault = Some(Fault::Inserted { request_id: row.request_id }),
-            Some(count @ 1..) => fault = Some(Fault::Removed { before: row.request_id, count }),
-            Some(0) if !is_sound => fault = Some(Fault::Changed { request_id: row.request_id }),
+            None | Some(..0) => {
+                fault = Some(Fault::Inserted {
+                    request_id: row.request_id,
+                })
+            }
+            Some(count @ 1..) => {
+                fault = Some(Fault::Removed {
+                    before: row.request_id,
+                    count,
+                })
+            }
+            Some(0) if !is_sound => {
+                fault = Some(Fault::Changed {
+                    request_id: row.request_id,
+                })
+            }
             Some(0) => {
                 *last = link;
                 rows += 1;
@@ -283,7 +385,13 @@ fn walk(session: &dyn SqlSession, progress: &Progress) -> Result<Verification> {
         true => heads.retain(|head| head.seq > 0),
         false => heads.truncate(1),
     }
-    Ok(Verification { rows, sums: 0, unproven: None, heads, fault })
+    Ok(Verification {
+        rows,
+        sums: 0,
+        unproven: None,
+        heads,
+        fault,
+    })
 }
 
 #[cfg(test)]
@@ -295,7 +403,14 @@ mod tests {
     fn ten_rows() -> Temporary {
         let temporary = Temporary::new();
         for number in 0..10 {
-            write(&temporary.store, &number.to_string(), "key_1", number * 40_000, 200, Some(number));
+            write(
+                &temporary.store,
+                &number.to_string(),
+                "key_1",
+                number * 40_000,
+                200,
+                Some(number),
+            );
         }
         temporary
     }
@@ -311,7 +426,10 @@ mod tests {
     fn a_head_as_it_is_noted() {
         let hash = "0f".repeat(32);
         for text in [format!("7:{hash}"), format!("gateway-1:0:{hash}")] {
-            assert_eq!(ChainHead::parse(&text).map(|head| head.to_string()), Some(text));
+            assert_eq!(
+                ChainHead::parse(&text).map(|head| head.to_string()),
+                Some(text)
+            );
         }
         for text in [
             "",
@@ -344,7 +462,9 @@ mod tests {
         let temporary = ten_rows();
         let found = temporary.store.verify().expect("a walk");
         assert_eq!((found.rows, &found.fault), (10, &None));
-        let [head] = &found.heads[..] else { panic!("one chain") };
+        let [head] = &found.heads[..] else {
+            panic!("one chain")
+        };
         assert_eq!((head.gateway.as_str(), head.seq), ("", 10));
     }
 
@@ -352,13 +472,20 @@ mod tests {
     fn an_empty_ledger_has_a_head_to_note() {
         let found = Temporary::new().store.verify().expect("a walk");
         assert_eq!((found.rows, found.fault), (0, None));
-        assert_eq!(found.heads.iter().map(|head| head.seq).collect::<Vec<_>>(), [0]);
+        assert_eq!(
+            found.heads.iter().map(|head| head.seq).collect::<Vec<_>>(),
+            [0]
+        );
     }
 
     #[test]
     fn what_was_done_to_a_row_is_found() {
         let of = |number: i64| id(&number.to_string(), number * 40_000);
-        let altered = |number: i64| Some(Fault::Changed { request_id: of(number) });
+        let altered = |number: i64| {
+            Some(Fault::Changed {
+                request_id: of(number),
+            })
+        };
         for column in [
             "key_id = 'key_2'",
             "key_name = 'x'",
@@ -386,19 +513,43 @@ mod tests {
             altered(9),
             "there is no such gateway"
         );
-        let removed = Some(Fault::Removed { before: of(6), count: 2 });
-        assert_eq!(fault_after("DELETE FROM usage WHERE seq IN (5, 6)"), removed);
+        let removed = Some(Fault::Removed {
+            before: of(6),
+            count: 2,
+        });
+        assert_eq!(
+            fault_after("DELETE FROM usage WHERE seq IN (5, 6)"),
+            removed
+        );
         assert_eq!(
             fault_after("DELETE FROM usage WHERE seq > 7"),
-            Some(Fault::Cut { gateway: String::new(), count: 3 })
+            Some(Fault::Cut {
+                gateway: String::new(),
+                count: 3
+            })
         );
         assert_eq!(
             fault_after("UPDATE usage SET seq = 100 WHERE seq = 10"),
-            Some(Fault::Removed { before: of(9), count: 90 })
+            Some(Fault::Removed {
+                before: of(9),
+                count: 90
+            })
         );
-        let inserted = |number: i64| Some(Fault::Inserted { request_id: of(number) });
-        assert_eq!(fault_after("UPDATE usage SET seq = NULL WHERE seq = 5"), inserted(4), "no place");
-        assert_eq!(fault_after("UPDATE usage SET seq = 0 WHERE seq = 1"), inserted(0), "that of the anchor");
+        let inserted = |number: i64| {
+            Some(Fault::Inserted {
+                request_id: of(number),
+            })
+        };
+        assert_eq!(
+            fault_after("UPDATE usage SET seq = NULL WHERE seq = 5"),
+            inserted(4),
+            "no place"
+        );
+        assert_eq!(
+            fault_after("UPDATE usage SET seq = 0 WHERE seq = 1"),
+            inserted(0),
+            "that of the anchor"
+        );
         assert_eq!(
             fault_after("UPDATE usage SET seq = -51 WHERE seq = 10"),
             inserted(9),
@@ -416,31 +567,86 @@ mod tests {
 
     #[test]
     fn a_chain_ends_where_its_gateway_says() {
-        let end = Some(Fault::End { gateway: String::new() });
+        let end = Some(Fault::End {
+            gateway: String::new(),
+        });
         assert_eq!(fault_after("UPDATE gateways SET head_seq = 9"), end);
-        assert_eq!(fault_after("UPDATE gateways SET head_hash = anchor_hash"), end);
+        assert_eq!(
+            fault_after("UPDATE gateways SET head_hash = anchor_hash"),
+            end
+        );
     }
 
     #[test]
     fn a_fault_says_where_it_is() {
         for (fault, text) in [
-            (Fault::Changed { request_id: "x".into() }, "the row of x was changed or moved"),
             (
-                Fault::Inserted { request_id: "x".into() },
+                Fault::Changed {
+                    request_id: "x".into(),
+                },
+                "the row of x was changed or moved",
+            ),
+            (
+                Fault::Inserted {
+                    request_id: "x".into(),
+                },
                 "the row of x was inserted: it has no place of its own in the chain",
             ),
-            (Fault::Removed { before: "x".into(), count: 1 }, "1 row was removed before that of x"),
-            (Fault::Removed { before: "x".into(), count: 2 }, "2 rows were removed before that of x"),
-            (Fault::Cut { gateway: String::new(), count: 3 }, "the newest 3 rows were removed"),
-            (Fault::Cut { gateway: "a".into(), count: 3 }, "the newest 3 rows of the gateway a were removed"),
-            (Fault::End { gateway: String::new() }, "the end of the chain was changed"),
-            (Fault::End { gateway: "a".into() }, "the end of the chain of the gateway a was changed"),
             (
-                Fault::Sums { span: 86_400, start: 86_400, key_id: "x".into(), difference: "a".into() },
+                Fault::Removed {
+                    before: "x".into(),
+                    count: 1,
+                },
+                "1 row was removed before that of x",
+            ),
+            (
+                Fault::Removed {
+                    before: "x".into(),
+                    count: 2,
+                },
+                "2 rows were removed before that of x",
+            ),
+            (
+                Fault::Cut {
+                    gateway: String::new(),
+                    count: 3,
+                },
+                "the newest 3 rows were removed",
+            ),
+            (
+                Fault::Cut {
+                    gateway: "a".into(),
+                    count: 3,
+                },
+                "the newest 3 rows of the gateway a were removed",
+            ),
+            (
+                Fault::End {
+                    gateway: String::new(),
+                },
+                "the end of the chain was changed",
+            ),
+            (
+                Fault::End {
+                    gateway: "a".into(),
+                },
+                "the end of the chain of the gateway a was changed",
+            ),
+            (
+                Fault::Sums {
+                    span: 86_400,
+                    start: 86_400,
+                    key_id: "x".into(),
+                    difference: "a".into(),
+                },
                 "the sums differ: day 1970-01-02T00:00:00Z, key x: a",
             ),
             (
-                Fault::Total { gateway: "a".into(), requests: 9, rows: 1 },
+                Fault::Total {
+                    gateway: "a".into(),
+                    requests: 9,
+                    rows: 1,
+                },
                 "the sums of the gateway a count 9 requests, but its chain has had 1 row",
             ),
         ] {
@@ -456,12 +662,31 @@ mod tests {
         let find = |head: &ChainHead| store.find_head(head).expect("a look");
         assert_eq!(head.to_string(), format!("10:{}", hex::encode(head.hash)));
         assert_eq!(find(&head), HeadStatus::InChain);
-        assert_eq!(find(&ChainHead { hash: [7; 32], ..head.clone() }), HeadStatus::Missing);
-        assert_eq!(find(&ChainHead { seq: 11, ..head.clone() }), HeadStatus::Missing);
-        let of_another = ChainHead { gateway: "a".into(), ..head.clone() };
+        assert_eq!(
+            find(&ChainHead {
+                hash: [7; 32],
+                ..head.clone()
+            }),
+            HeadStatus::Missing
+        );
+        assert_eq!(
+            find(&ChainHead {
+                seq: 11,
+                ..head.clone()
+            }),
+            HeadStatus::Missing
+        );
+        let of_another = ChainHead {
+            gateway: "a".into(),
+            ..head.clone()
+        };
         assert_eq!(find(&of_another), HeadStatus::Missing);
         assert!(of_another.to_string().starts_with("a:10:"));
-        while store.remove_before(i64::MAX, i64::MAX, 100).expect("a step") > 0 {}
+        while store
+            .remove_before(i64::MAX, i64::MAX, 100)
+            .expect("a step")
+            > 0
+        {}
         assert_eq!(find(&head), HeadStatus::InChain, "it is the anchor");
         assert_eq!(find(&ChainHead { seq: 9, ..head }), HeadStatus::Removed);
     }

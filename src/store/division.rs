@@ -35,7 +35,13 @@ impl Division<'_> {
             return Ok(());
         }
         if span == Span::Day {
-            return self.divide(Range { since: from, until: to }, Span::Hour);
+            return self.divide(
+                Range {
+                    since: from,
+                    until: to,
+                },
+                Span::Hour,
+            );
         }
         let start = span.start(from);
         let end = start.saturating_add(span.seconds());
@@ -50,7 +56,10 @@ impl Division<'_> {
     fn has_rows(&self, start: i64, end: i64) -> Result<bool> {
         let sum = "SELECT CAST(coalesce(sum(requests), 0) AS BIGINT) FROM usage_rollup WHERE span = 3600 AND start = $1";
         let count = "SELECT count(*) FROM usage WHERE request_id >= $1 AND request_id < $2";
-        let rows: i64 = self.session.value(count, &values![RequestId::from(start), RequestId::from(end)])?;
+        let rows: i64 = self.session.value(
+            count,
+            &values![RequestId::from(start), RequestId::from(end)],
+        )?;
         Ok(rows == self.session.value::<i64>(sum, &values![start])?)
     }
 
@@ -63,5 +72,9 @@ impl Division<'_> {
 
 /// The end of the last span that begins before this time.
 fn end_of(span: Span, time: i64) -> i64 {
-    if time == span.start(time) { time } else { span.start(time).saturating_add(span.seconds()) }
+    if time == span.start(time) {
+        time
+    } else {
+        span.start(time).saturating_add(span.seconds())
+    }
 }

@@ -33,7 +33,9 @@ impl Store {
         let raise = RAISE_EPOCH.replace("{CLOCK}", self.engine.clock());
         let parameters = values![name, env!("ADRIATICUM_VERSION"), address, [0; 32]];
         // Waits for the rows that an earlier process is inserting.
-        let lock = self.engine.locking("SELECT 1 FROM gateways WHERE name = $1 FOR UPDATE");
+        let lock = self
+            .engine
+            .locking("SELECT 1 FROM gateways WHERE name = $1 FOR UPDATE");
         self.epoch = self.engine.transaction(|session| {
             session.execute(lock, &values![name])?;
             session.value(&raise, &parameters)
@@ -50,7 +52,11 @@ impl Store {
             StoreError::Unavailable(cause) => StoreError::Unknown(cause),
             error => error,
         })?;
-        if is_present { Ok(()) } else { Err(StoreError::Fenced) }
+        if is_present {
+            Ok(())
+        } else {
+            Err(StoreError::Fenced)
+        }
     }
 
     /// Returns the gateways that have served, by name.
@@ -83,7 +89,11 @@ impl Store {
         let began = seconds();
         let found: f64 = self.engine.read(|session| session.value(time, &[]))?;
         // The database looked at its clock at some time between these two.
-        Ok(if found < began { began - found } else { (seconds() - found).min(0.0) })
+        Ok(if found < began {
+            began - found
+        } else {
+            (seconds() - found).min(0.0)
+        })
     }
 }
 
@@ -102,8 +112,14 @@ mod tests {
         old.join("a", "").expect("a start");
         write(old, "1", "key_1", 7, 200, None);
         next.join("a", "").expect("a start");
-        assert!(matches!(old.append(row("2", "key_1", 7)), Err(StoreError::Fenced)));
-        assert!(old.outage().is_some_and(|error| error.is_replaced()), "the process has to stop");
+        assert!(matches!(
+            old.append(row("2", "key_1", 7)),
+            Err(StoreError::Fenced)
+        ));
+        assert!(
+            old.outage().is_some_and(|error| error.is_replaced()),
+            "the process has to stop"
+        );
         next.append(row("3", "key_1", 7)).expect("it has the epoch");
         let found = next.verify().expect("a walk");
         assert_eq!((found.rows, found.fault), (2, None));
@@ -124,16 +140,33 @@ mod tests {
         (2..=5).for_each(|number| write(one, &number.to_string(), "key_1", number, 200, Some(1)));
         let found = one.verify().expect("a walk");
         assert_eq!((found.rows, found.fault), (11, None));
-        let heads: Vec<_> = found.heads.iter().map(|head| (head.gateway.as_str(), head.seq)).collect();
+        let heads: Vec<_> = found
+            .heads
+            .iter()
+            .map(|head| (head.gateway.as_str(), head.seq))
+            .collect();
         assert_eq!(heads, [("", 1), ("a", 5), ("b", 5)]);
-        let rows = one.grouped(Range::ALL, Filter::ALL, &[Grouping::Gateway]).expect("the figures");
-        let groups: Vec<_> =
-            rows.iter().map(|row| (row.labels["gateway"].to_string(), row.sums.requests)).collect();
-        assert_eq!(groups, [("\"\"".into(), 1), ("\"a\"".into(), 5), ("\"b\"".into(), 5)]);
-        let filter = Filter { gateway: Some("b"), ..Filter::ALL };
+        let rows = one
+            .grouped(Range::ALL, Filter::ALL, &[Grouping::Gateway])
+            .expect("the figures");
+        let groups: Vec<_> = rows
+            .iter()
+            .map(|row| (row.labels["gateway"].to_string(), row.sums.requests))
+            .collect();
+        assert_eq!(
+            groups,
+            [("\"\"".into(), 1), ("\"a\"".into(), 5), ("\"b\"".into(), 5)]
+        );
+        let filter = Filter {
+            gateway: Some("b"),
+            ..Filter::ALL
+        };
         assert_eq!(one.sums(Range::ALL, filter).expect("the figures").errors, 5);
         let gateways = other.gateways().expect("the gateways");
-        let seen: Vec<_> = gateways.iter().map(|it| (it.name.as_str(), it.epoch)).collect();
+        let seen: Vec<_> = gateways
+            .iter()
+            .map(|it| (it.name.as_str(), it.epoch))
+            .collect();
         assert_eq!(seen, [("a", 1), ("b", 1)]);
         assert_eq!(gateways[0].address, "http://a:1");
         assert!((0..60).contains(&gateways[0].seen_ago));
@@ -141,7 +174,14 @@ mod tests {
 
     #[test]
     fn clocks_of_one_host_are_the_same() {
-        assert!(Temporary::new().store.clock_difference().expect("a look").abs() < CLOCK_SLACK);
+        assert!(
+            Temporary::new()
+                .store
+                .clock_difference()
+                .expect("a look")
+                .abs()
+                < CLOCK_SLACK
+        );
     }
 
     #[cfg(feature = "test-postgres")]
@@ -152,7 +192,9 @@ mod tests {
 
         /// A gateway on a database, with the lock of its name.
         fn gateway(database: &Database, name: &str) -> (Store, SessionLock) {
-            let Database::Postgres(uri) = database else { panic!("only PostgreSQL has several") };
+            let Database::Postgres(uri) = database else {
+                panic!("only PostgreSQL has several")
+            };
             let lock = SessionLock::take(uri, name).unwrap_or_else(|error| panic!("{error}"));
             let mut store = Store::open(database, Access::Existing).expect("the database");
             store.join(name, "http://gateway.test").expect("a start");
@@ -162,9 +204,14 @@ mod tests {
         #[test]
         fn a_name_is_served_by_one_process() {
             let temporary = Temporary::postgres();
-            let Database::Postgres(uri) = &temporary.database else { panic!("it is PostgreSQL") };
+            let Database::Postgres(uri) = &temporary.database else {
+                panic!("it is PostgreSQL")
+            };
             let (_, lock) = gateway(&temporary.database, "a");
-            let error_text = SessionLock::take(uri, "a").err().expect("the name is taken").to_string();
+            let error_text = SessionLock::take(uri, "a")
+                .err()
+                .expect("the name is taken")
+                .to_string();
             assert!(
                 error_text.contains("the name a") && error_text.contains("at http://gateway.test"),
                 "{error_text}"
@@ -178,7 +225,9 @@ mod tests {
         fn a_lost_connection_loses_neither_the_name_nor_the_epoch() {
             let temporary = Temporary::postgres();
             let (b, mut lock) = gateway(&temporary.database, "b");
-            let database = temporary.store.value::<String>("SELECT CAST(current_database() AS TEXT)");
+            let database = temporary
+                .store
+                .value::<String>("SELECT CAST(current_database() AS TEXT)");
             PostgresServer::shared().psql(&format!(
                 "SELECT pg_terminate_backend(pid, 10000) FROM pg_locks JOIN pg_stat_activity USING (pid)
                  WHERE locktype = 'advisory' AND datname = '{database}'"
@@ -188,7 +237,10 @@ mod tests {
                 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
             assert_eq!(b.value::<i64>(held), 1, "b has its lock again");
             b.tamper("UPDATE gateways SET epoch = 2 WHERE name = 'b'");
-            assert!(matches!(b.keep_presence(&mut lock), Err(StoreError::Fenced)));
+            assert!(matches!(
+                b.keep_presence(&mut lock),
+                Err(StoreError::Fenced)
+            ));
         }
     }
 }

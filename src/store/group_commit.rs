@@ -37,7 +37,10 @@ pub enum NotWritten {
 
 impl<T, R> Default for GroupCommit<T, R> {
     fn default() -> Self {
-        Self(Mutex::new(ItemQueue { leading: None, jobs: VecDeque::new() }))
+        Self(Mutex::new(ItemQueue {
+            leading: None,
+            jobs: VecDeque::new(),
+        }))
     }
 }
 
@@ -52,7 +55,13 @@ impl<T, R: Clone> GroupCommit<T, R> {
     ) -> Result<R, NotWritten> {
         let since = Instant::now();
         let (result, thread) = (OnceLock::new(), thread::current());
-        let job = Arc::new(WaitingItem { item, since, deadline: since + timeout, result, thread });
+        let job = Arc::new(WaitingItem {
+            item,
+            since,
+            deadline: since + timeout,
+            result,
+            thread,
+        });
         self.lock().jobs.push_back(Arc::clone(&job));
         loop {
             if let Some(result) = job.result.get() {
@@ -68,7 +77,11 @@ impl<T, R: Clone> GroupCommit<T, R> {
     /// The time since which the oldest item has waited for its result.
     pub fn waiting_since(&self) -> Option<Instant> {
         let waiting = self.lock();
-        waiting.leading.into_iter().chain(waiting.jobs.front().map(|job| job.since)).min()
+        waiting
+            .leading
+            .into_iter()
+            .chain(waiting.jobs.front().map(|job| job.since))
+            .min()
     }
 
     /// Takes everything that waits. Returns `None` if there is a leader already, or if the job has its result: a thread
@@ -79,7 +92,10 @@ impl<T, R: Clone> GroupCommit<T, R> {
             return None;
         }
         waiting.leading = Some(waiting.jobs.front()?.since);
-        Some(Leader { queue: self, group: waiting.jobs.drain(..).collect() })
+        Some(Leader {
+            queue: self,
+            group: waiting.jobs.drain(..).collect(),
+        })
     }
 
     /// Waits to be woken. Past its deadline a job that no leader has taken leaves the queue.
@@ -98,7 +114,11 @@ impl<T, R: Clone> GroupCommit<T, R> {
 
     fn withdraw(&self, job: &Arc<WaitingItem<T, R>>) -> bool {
         let mut waiting = self.lock();
-        let Some(place) = waiting.jobs.iter().position(|other| Arc::ptr_eq(other, job)) else {
+        let Some(place) = waiting
+            .jobs
+            .iter()
+            .position(|other| Arc::ptr_eq(other, job))
+        else {
             return false;
         };
         waiting.jobs.remove(place);
@@ -133,13 +153,18 @@ impl<T, R: Clone> Leader<'_, T, R> {
         let items: Vec<&T> = self.group.iter().map(|job| &job.item).collect();
         // The first one has waited longest.
         let results = write(&items, self.group[0].deadline);
-        self.group.iter().zip(results).for_each(|(job, result)| job.report(Ok(result)));
+        self.group
+            .iter()
+            .zip(results)
+            .for_each(|(job, result)| job.report(Ok(result)));
     }
 }
 
 impl<T, R: Clone> Drop for Leader<'_, T, R> {
     fn drop(&mut self) {
-        self.group.iter().for_each(|job| job.report(Err(NotWritten::Panicked)));
+        self.group
+            .iter()
+            .for_each(|job| job.report(Err(NotWritten::Panicked)));
         let mut waiting = self.queue.lock();
         waiting.leading = None;
         wake_next(waiting);

@@ -53,15 +53,22 @@ impl Store {
         );
         let terms = terms(key.permissions, key.expires, key.concurrent, key.budget);
         let details = terms.into_iter().filter(|(_, value)| value != "none");
-        let details: Vec<String> = details.map(|(property, value)| format!("{property}: {value}")).collect();
-        let audit = NewAuditRow::new("key_created", by, &details.join(", ")).insert_if_created(id, digest);
+        let details: Vec<String> = details
+            .map(|(property, value)| format!("{property}: {value}"))
+            .collect();
+        let audit =
+            NewAuditRow::new("key_created", by, &details.join(", ")).insert_if_created(id, digest);
         Ok(self.engine.write(&[insert, audit])? == 1)
     }
 
     /// The key whose secret has this digest, as the last commit of any process left it, with its budget at a time and
     /// without its last use.
     pub fn find_key(&self, digest: &SecretDigest, created: i64) -> Result<Option<Key>> {
-        self.engine.look_up(&self.look_up, &with_budget(created, digest.0.into()), read_key)
+        self.engine.look_up(
+            &self.look_up,
+            &with_budget(created, digest.0.into()),
+            read_key,
+        )
     }
 
     /// Returns those of these keys that exist, without their last use.
@@ -71,7 +78,9 @@ impl Store {
         let statements: Vec<Statement> = ids.iter().map(find).collect();
         let mut keys = Vec::new();
         self.engine.read(|session| {
-            session.run(&bound(&statements), &mut |_, row| read_key(row).map(|key| keys.push(key)))
+            session.run(&bound(&statements), &mut |_, row| {
+                read_key(row).map(|key| keys.push(key))
+            })
         })?;
         Ok(keys)
     }
@@ -88,7 +97,8 @@ impl Store {
 
     fn select_keys(&self, condition: &str) -> Result<Vec<Key>> {
         let statement = self.select(&format!("{condition} ORDER BY created, id"));
-        self.engine.read(|session| session.rows(&statement, &budget_parameters(when::now()), read_key))
+        self.engine
+            .read(|session| session.rows(&statement, &budget_parameters(when::now()), read_key))
     }
 
     /// A query for keys with their last uses: that of the newest row or, if retention has removed all rows, the newest day
@@ -103,17 +113,29 @@ impl Store {
     }
 
     pub fn key(&self, id: &str) -> Result<Option<Key>> {
-        self.engine.look_up(&self.select(BY_ID), &with_budget(when::now(), id.into()), read_key)
+        self.engine.look_up(
+            &self.select(BY_ID),
+            &with_budget(when::now(), id.into()),
+            read_key,
+        )
     }
 
     /// Returns the keys that a text means, if more than one then because of their name: first by the id, then by the secret
     /// if that is accepted, then by the name. Revoked keys are among them only if all of that name are.
     pub fn resolve_key(&self, text: &str, secret: SecretUse) -> Result<Vec<Key>> {
-        let by_digest = (secret == SecretUse::Accepted).then(|| (BY_DIGEST, SecretDigest::of(text).0.into()));
-        let ways = [Some((BY_ID, text.into())), by_digest, Some((BY_NAME, text.into()))];
+        let by_digest =
+            (secret == SecretUse::Accepted).then(|| (BY_DIGEST, SecretDigest::of(text).0.into()));
+        let ways = [
+            Some((BY_ID, text.into())),
+            by_digest,
+            Some((BY_NAME, text.into())),
+        ];
         for (condition, wanted) in ways.into_iter().flatten() {
-            let (statement, parameters) = (self.select(condition), with_budget(when::now(), wanted));
-            let found = self.engine.read(|session| session.rows(&statement, &parameters, read_key))?;
+            let (statement, parameters) =
+                (self.select(condition), with_budget(when::now(), wanted));
+            let found = self
+                .engine
+                .read(|session| session.rows(&statement, &parameters, read_key))?;
             let (active, revoked): (Vec<Key>, Vec<Key>) =
                 found.into_iter().partition(|key| key.revoked.is_none());
             let keys = if active.is_empty() { revoked } else { active };
@@ -169,8 +191,10 @@ impl Store {
     /// keeps its time.
     pub fn revoke_key(&self, id: &str, now: i64, by: &Actor) -> Result<bool> {
         let audit = NewAuditRow::new("key_revoked", by, "").insert_if_not_revoked(id);
-        let revoke =
-            Statement::new("UPDATE keys SET revoked = coalesce(revoked, $1) WHERE id = $2", values![now, id]);
+        let revoke = Statement::new(
+            "UPDATE keys SET revoked = coalesce(revoked, $1) WHERE id = $2",
+            values![now, id],
+        );
         Ok(self.engine.write(&[audit, revoke])? > 0)
     }
 }
@@ -192,7 +216,10 @@ pub(super) fn with_budget(created: i64, wanted: SqlValue) -> Vec<SqlValue> {
 /// Enough of a secret to recognize it, and far too little to use it: eight of its digits.
 fn hint(secret: &str) -> Option<String> {
     let (prefix, digits) = secret.split_once('_')?;
-    let (begin, end) = (digits.get(..4)?, digits.get(digits.len().checked_sub(4)?..)?);
+    let (begin, end) = (
+        digits.get(..4)?,
+        digits.get(digits.len().checked_sub(4)?..)?,
+    );
     (digits.len() >= 32).then(|| format!("{prefix}_{begin}…{end}"))
 }
 
@@ -207,8 +234,19 @@ mod tests {
         KeyName::parse(text).expect("a good name")
     }
 
-    fn new<'a>(name: &'a KeyName, permissions: &'a [Permission], expires: Option<i64>) -> NewKey<'a> {
-        NewKey { name, permissions, created: 5, expires, concurrent: None, budget: None }
+    fn new<'a>(
+        name: &'a KeyName,
+        permissions: &'a [Permission],
+        expires: Option<i64>,
+    ) -> NewKey<'a> {
+        NewKey {
+            name,
+            permissions,
+            created: 5,
+            expires,
+            concurrent: None,
+            budget: None,
+        }
     }
 
     fn by() -> Actor {
@@ -217,7 +255,10 @@ mod tests {
 
     #[track_caller]
     fn change(store: &Store, id: &str, changes: &[KeyChange]) {
-        assert!(matches!(store.change_key(id, None, changes, &by()), Ok(KeyChanged::Done)));
+        assert!(matches!(
+            store.change_key(id, None, changes, &by()),
+            Ok(KeyChanged::Done)
+        ));
     }
 
     #[test]
@@ -227,28 +268,50 @@ mod tests {
         let digest = SecretDigest::of("secret");
         assert!(store.find_key(&digest, 5).expect("a look-up").is_none());
         let id = store
-            .add_key("secret", &new(&name("first"), &Permission::ALL, Some(9)), &by())
+            .add_key(
+                "secret",
+                &new(&name("first"), &Permission::ALL, Some(9)),
+                &by(),
+            )
             .expect("a new key");
-        let key = store.find_key(&digest, 5).expect("a look-up").expect("the key");
-        assert_eq!((key.id.as_str(), key.created, key.expires, key.revoked), (id.as_str(), 5, Some(9), None));
+        let key = store
+            .find_key(&digest, 5)
+            .expect("a look-up")
+            .expect("the key");
+        assert_eq!(
+            (key.id.as_str(), key.created, key.expires, key.revoked),
+            (id.as_str(), 5, Some(9), None)
+        );
         assert_eq!(key.permissions, Permission::ALL);
         change(store, &id, &[KeyChange::Name(name("second"))]);
         assert!(store.revoke_key(&id, 7, &by()).expect("a change"));
         assert!(store.revoke_key(&id, 8, &by()).expect("a change"));
-        let key = store.find_key(&digest, 5).expect("a look-up").expect("the key");
+        let key = store
+            .find_key(&digest, 5)
+            .expect("a look-up")
+            .expect("the key");
         assert_eq!((key.name.as_str(), key.revoked), ("second", Some(7)));
         let change_none = store.change_key("key_none", None, &[KeyChange::Expires(None)], &by());
         assert!(matches!(change_none, Ok(KeyChanged::NoSuchKey)));
         assert!(!store.revoke_key("key_none", 1, &by()).expect("no change"));
         assert!(
-            store.add_key("secret", &new(&name("again"), &[], None), &by()).is_err(),
+            store
+                .add_key("secret", &new(&name("again"), &[], None), &by())
+                .is_err(),
             "a secret has one key"
         );
         assert!(
-            !store.add_key_as(&id, "other", &new(&name("again"), &[], None), &by()).expect("no change"),
+            !store
+                .add_key_as(&id, "other", &new(&name("again"), &[], None), &by())
+                .expect("no change"),
             "so has an id"
         );
-        assert!(store.find_key(&SecretDigest::of("other"), 5).expect("a look-up").is_none());
+        assert!(
+            store
+                .find_key(&SecretDigest::of("other"), 5)
+                .expect("a look-up")
+                .is_none()
+        );
     }
 
     #[test]
@@ -256,9 +319,17 @@ mod tests {
         let temporary = Temporary::new();
         let store = &temporary.store;
         let name = name("x");
-        let limited = NewKey { concurrent: Some(3), ..new(&name, &[Permission::Completions], None) };
+        let limited = NewKey {
+            concurrent: Some(3),
+            ..new(&name, &[Permission::Completions], None)
+        };
         let id = store.add_key("secret", &limited, &by()).expect("a new key");
-        let found = || store.find_key(&SecretDigest::of("secret"), 5).expect("a look-up").expect("the key");
+        let found = || {
+            store
+                .find_key(&SecretDigest::of("secret"), 5)
+                .expect("a look-up")
+                .expect("the key")
+        };
         assert_eq!((found().concurrent, found().expires), (Some(3), None));
         let changes = [
             KeyChange::Permissions(vec![Permission::Metrics]),
@@ -266,23 +337,40 @@ mod tests {
             KeyChange::Concurrent(Some(10_000)),
         ];
         change(store, &id, &changes);
-        assert_eq!((found().concurrent, found().expires), (Some(10_000), Some(9)));
+        assert_eq!(
+            (found().concurrent, found().expires),
+            (Some(10_000), Some(9))
+        );
         assert_eq!(found().permissions, [Permission::Metrics]);
         let budget = Budget::parse("1000/day");
         change(store, &id, &[KeyChange::Budget(budget)]);
         let changes = [KeyChange::Concurrent(None), KeyChange::Expires(None)];
         change(store, &id, &changes);
-        assert_eq!((found().concurrent, found().expires, found().budget()), (None, None, budget));
-        assert_eq!(found().permissions, [Permission::Metrics], "what is not named stays");
+        assert_eq!(
+            (found().concurrent, found().expires, found().budget()),
+            (None, None, budget)
+        );
+        assert_eq!(
+            found().permissions,
+            [Permission::Metrics],
+            "what is not named stays"
+        );
         let seen = found().version();
-        change(store, &id, &[KeyChange::Budget(Budget::parse("1000/month"))]);
+        change(
+            store,
+            &id,
+            &[KeyChange::Budget(Budget::parse("1000/month"))],
+        );
         let stale = store.change_key(
             &id,
             Some(&seen),
             &[KeyChange::Name(KeyName::parse("y").expect("a good name"))],
             &by(),
         );
-        assert!(matches!(stale, Ok(KeyChanged::Meanwhile(_))), "the budget is part of the version");
+        assert!(
+            matches!(stale, Ok(KeyChanged::Meanwhile(_))),
+            "the budget is part of the version"
+        );
     }
 
     #[test]
@@ -290,7 +378,9 @@ mod tests {
         let temporary = Temporary::new();
         let store = &temporary.store;
         let add = |secret: &str, text: &str| {
-            store.add_key(secret, &new(&name(text), &[], None), &by()).expect("a new key")
+            store
+                .add_key(secret, &new(&name(text), &[], None), &by())
+                .expect("a new key")
         };
         let found = |text: &str, secret| {
             let keys = store.resolve_key(text, secret).expect("a look-up");
@@ -305,18 +395,34 @@ mod tests {
         let mut twins = [first.clone(), second.clone()];
         twins.sort();
         for secret in [SecretUse::Accepted, SecretUse::Refused] {
-            assert_eq!(found(&first, secret), [first.as_str()], "the id comes first");
+            assert_eq!(
+                found(&first, secret),
+                [first.as_str()],
+                "the id comes first"
+            );
             assert_eq!(found("twin", secret), twins, "several of one name");
             assert_eq!(found("Twin", secret), [""; 0], "a name is exact");
         }
-        assert_eq!(found("adr_1", SecretUse::Accepted), [first.as_str()], "the secret comes before the name");
+        assert_eq!(
+            found("adr_1", SecretUse::Accepted),
+            [first.as_str()],
+            "the secret comes before the name"
+        );
         assert_eq!(found("adr_1", SecretUse::Refused), [by_secret]);
         assert_eq!(found("adr_2", SecretUse::Refused), [""; 0]);
         store.revoke_key(&first, 7, &by()).expect("a change");
-        assert_eq!(found("twin", SecretUse::Refused), [second.as_str()], "the one that is not revoked");
+        assert_eq!(
+            found("twin", SecretUse::Refused),
+            [second.as_str()],
+            "the one that is not revoked"
+        );
         store.revoke_key(&second, 7, &by()).expect("a change");
         assert_eq!(found("twin", SecretUse::Refused), twins);
-        assert_eq!(found("adr_2", SecretUse::Accepted), [second], "also a revoked one");
+        assert_eq!(
+            found("adr_2", SecretUse::Accepted),
+            [second],
+            "also a revoked one"
+        );
     }
 
     #[test]
@@ -340,21 +446,37 @@ mod tests {
         let temporary = Temporary::new();
         let store = &temporary.store;
         let last_used = |id: &str| {
-            let listed = store.list_keys().expect("the keys").into_iter().find(|key| key.id == id);
-            let found = store.key(id).expect("a look-up").expect("the key").last_used;
+            let listed = store
+                .list_keys()
+                .expect("the keys")
+                .into_iter()
+                .find(|key| key.id == id);
+            let found = store
+                .key(id)
+                .expect("a look-up")
+                .expect("the key")
+                .last_used;
             assert_eq!(listed.expect("the key").last_used, found);
             found
         };
         assert_eq!(last_used("key_1"), None);
-        for (end, key, created, status) in
-            [("a", "key_1", DAY + 50, 200), ("b", "key_1", DAY + 70, 400), ("c", "key_1", DAY + 60, 200)]
-        {
+        for (end, key, created, status) in [
+            ("a", "key_1", DAY + 50, 200),
+            ("b", "key_1", DAY + 70, 400),
+            ("c", "key_1", DAY + 60, 200),
+        ] {
             write(store, end, key, created, status, None);
         }
         write(store, "d", "key_2", 9 * DAY, 200, None);
-        assert_eq!((last_used("key_1"), last_used("key_2")), (Some(DAY + 70), Some(9 * DAY)));
+        assert_eq!(
+            (last_used("key_1"), last_used("key_2")),
+            (Some(DAY + 70), Some(9 * DAY))
+        );
         while store.remove_before(5 * DAY, 9 * DAY, 100).expect("a step") > 0 {}
-        assert_eq!((last_used("key_1"), last_used("key_2")), (Some(DAY), Some(9 * DAY)));
+        assert_eq!(
+            (last_used("key_1"), last_used("key_2")),
+            (Some(DAY), Some(9 * DAY))
+        );
     }
 
     #[test]
@@ -362,10 +484,22 @@ mod tests {
         let temporary = Temporary::new();
         let other = temporary.open_again();
         let digest = SecretDigest::of("secret");
-        let id = other.add_key("secret", &new(&name("x"), &[], None), &by()).expect("a new key");
-        assert!(temporary.store.find_key(&digest, 5).expect("a look-up").is_some());
+        let id = other
+            .add_key("secret", &new(&name("x"), &[], None), &by())
+            .expect("a new key");
+        assert!(
+            temporary
+                .store
+                .find_key(&digest, 5)
+                .expect("a look-up")
+                .is_some()
+        );
         other.revoke_key(&id, 2, &by()).expect("a change");
-        let key = temporary.store.find_key(&digest, 5).expect("a look-up").expect("the key");
+        let key = temporary
+            .store
+            .find_key(&digest, 5)
+            .expect("a look-up")
+            .expect("the key");
         assert_eq!(key.revoked, Some(2));
     }
 }

@@ -33,7 +33,9 @@ impl Store {
     pub fn append(&self, mut row: LedgerRow) -> Result<()> {
         row.gateway.clone_from(&self.gateway);
         let write = |group: &[&LedgerRow], deadline| self.write_group(group, deadline);
-        let written = self.appends.submit(row, self.engine.append_timeout(), write);
+        let written = self
+            .appends
+            .submit(row, self.engine.append_timeout(), write);
         self.engine.checkpoint_if_due();
         written.unwrap_or_else(|reason| {
             let error = match reason {
@@ -47,7 +49,9 @@ impl Store {
 
     /// The reason why a row could not be written now; `None` if that is not known without a try.
     pub fn outage(&self) -> Option<StoreError> {
-        self.engine.lost().or_else(|| self.availability.failure(self.appends.waiting_since()))
+        self.engine
+            .lost()
+            .or_else(|| self.availability.failure(self.appends.waiting_since()))
     }
 
     fn write_group(&self, group: &[&LedgerRow], deadline: Instant) -> Vec<Result<()>> {
@@ -56,7 +60,10 @@ impl Store {
             Err(error) if error.is_of_group() || group.len() == 1 => vec![Err(error); group.len()],
             // Tries each row alone, to find the failing one.
             Err(_) => {
-                let alone = |row| self.write_together(&[row], deadline).and_then(|mut one| one.remove(0));
+                let alone = |row| {
+                    self.write_together(&[row], deadline)
+                        .and_then(|mut one| one.remove(0))
+                };
                 group.iter().copied().map(alone).collect()
             }
         };
@@ -66,9 +73,17 @@ impl Store {
 
     /// Writes rows in one transaction: all of them but those whose key is refused, or none.
     fn write_together(&self, group: &[&LedgerRow], deadline: Instant) -> Result<Vec<Result<()>>> {
-        let work = |session: &dyn SqlSession, sent: Option<&SentGroup>| self.statements(session, group, sent);
+        let work = |session: &dyn SqlSession, sent: Option<&SentGroup>| {
+            self.statements(session, group, sent)
+        };
         let (sent, _) = self.engine.group(TransactionMode::Append(deadline), work)?;
-        let result = |refused| if refused { Err(StoreError::KeyRevoked) } else { Ok(()) };
+        let result = |refused| {
+            if refused {
+                Err(StoreError::KeyRevoked)
+            } else {
+                Ok(())
+            }
+        };
         Ok(sent.refused.into_iter().map(result).collect())
     }
 
@@ -81,18 +96,34 @@ impl Store {
         sent: Option<&SentGroup>,
     ) -> Result<(SentGroup, Vec<Statement>)> {
         let (head, revoked) = self.lock_chain(session, self.epoch, group)?;
-        if let Some(SentGroup { head: last, refused }) = sent
+        if let Some(SentGroup {
+            head: last,
+            refused,
+        }) = sent
             && last.hash == head.hash
         {
             // It counts only with a commit of its own: the server may be a primary that was replaced.
-            return Ok((SentGroup { head, refused: refused.clone() }, vec![self.move_head(head)]));
+            return Ok((
+                SentGroup {
+                    head,
+                    refused: refused.clone(),
+                },
+                vec![self.move_head(head)],
+            ));
         }
-        let is_refused = |row: &&LedgerRow| match revoked.as_ref().map(|keys| keys.get(&row.key_id)) {
+        let is_refused = |row: &&LedgerRow| match revoked.as_ref().map(|keys| keys.get(&row.key_id))
+        {
             None => false,
-            Some(key) => key.is_none_or(|revoked| revoked.is_some_and(|revoked| revoked <= row.created)),
+            Some(key) => {
+                key.is_none_or(|revoked| revoked.is_some_and(|revoked| revoked <= row.created))
+            }
         };
         let refused: Vec<bool> = group.iter().map(is_refused).collect();
-        let accepted = group.iter().zip(&refused).filter(|(_, refused)| !**refused).map(|(row, _)| *row);
+        let accepted = group
+            .iter()
+            .zip(&refused)
+            .filter(|(_, refused)| !**refused)
+            .map(|(row, _)| *row);
         let (head, statements) = self.append_after(head, accepted);
         Ok((SentGroup { head, refused }, statements))
     }
@@ -125,14 +156,19 @@ impl Store {
         epoch: i64,
         group: &[&LedgerRow],
     ) -> Result<(ChainLink, Option<RevocationTimes>)> {
-        let mut statements =
-            vec![Statement::new(self.engine.locking(LOCK).to_owned(), values![&self.gateway, epoch])];
+        let mut statements = vec![Statement::new(
+            self.engine.locking(LOCK).to_owned(),
+            values![&self.gateway, epoch],
+        )];
         let mut revoked = self.engine.sqlite().is_none().then(BTreeMap::new);
         if revoked.is_some() {
             let mut keys: Vec<&str> = group.iter().map(|row| row.key_id.as_str()).collect();
             keys.sort_unstable();
             keys.dedup();
-            statements.extend(keys.into_iter().map(|key| Statement::new(READ_KEY, values![key])));
+            statements.extend(
+                keys.into_iter()
+                    .map(|key| Statement::new(READ_KEY, values![key])),
+            );
         }
         let mut head = None;
         session.run(&bound(&statements), &mut |number, mut row| {
@@ -156,7 +192,8 @@ impl Store {
 
     pub fn find_row(&self, request_id: &str) -> Result<Option<LedgerRow>> {
         let statement = format!("SELECT {COLUMNS} FROM usage WHERE request_id = $1");
-        self.engine.look_up(&statement, &values![request_id], read_row)
+        self.engine
+            .look_up(&statement, &values![request_id], read_row)
     }
 
     /// The time when the newest row was created.
@@ -191,7 +228,11 @@ pub(super) mod tests {
             key_name: format!("name of {key_id}"),
             created,
             status: Some(200),
-            tokens: Tokens { prompt_tokens: None, completion_tokens: Some(1), total_tokens: None },
+            tokens: Tokens {
+                prompt_tokens: None,
+                completion_tokens: Some(1),
+                total_tokens: None,
+            },
             duration_ms: Some(2.5),
             queue_ms: Some(0.5),
             runtime_ms: Some(1.0),
@@ -206,13 +247,25 @@ pub(super) mod tests {
             status: Some(status),
             error_code: is_error.then(|| "inference_error".into()),
             cause: is_error.then(|| "timeout".into()),
-            tokens: Tokens { total_tokens, ..row.tokens },
+            tokens: Tokens {
+                total_tokens,
+                ..row.tokens
+            },
             ..row
         }
     }
 
-    pub fn write(store: &Store, end: &str, key: &str, created: i64, status: i64, total: Option<i64>) {
-        store.append(with_outcome(row(end, key, created), status, total)).expect("a row");
+    pub fn write(
+        store: &Store,
+        end: &str,
+        key: &str,
+        created: i64,
+        status: i64,
+        total: Option<i64>,
+    ) {
+        store
+            .append(with_outcome(row(end, key, created), status, total))
+            .expect("a row");
     }
 
     #[test]
@@ -222,7 +275,11 @@ pub(super) mod tests {
         let full = LedgerRow {
             status: Some(502),
             error_code: Some("inference_error".into()),
-            tokens: Tokens { prompt_tokens: Some(1), completion_tokens: Some(2), total_tokens: Some(3) },
+            tokens: Tokens {
+                prompt_tokens: Some(1),
+                completion_tokens: Some(2),
+                total_tokens: Some(3),
+            },
             grounded: true,
             search_reason: Some("match".into()),
             search_results: Some(4),
@@ -230,13 +287,27 @@ pub(super) mod tests {
             cause: Some("timeout".into()),
             ..row("a", "key_1", 7)
         };
-        let bare = LedgerRow { status: None, duration_ms: None, runtime_ms: None, ..row("b", "key_2", 8) };
+        let bare = LedgerRow {
+            status: None,
+            duration_ms: None,
+            runtime_ms: None,
+            ..row("b", "key_2", 8)
+        };
         for (seq, row) in [(1, full), (2, bare)] {
             store.append(row.clone()).expect("a row");
             let found = store.find_row(&row.request_id).expect("a look-up");
-            assert_eq!(found, Some(LedgerRow { seq: Some(seq), ..row }));
+            assert_eq!(
+                found,
+                Some(LedgerRow {
+                    seq: Some(seq),
+                    ..row
+                })
+            );
         }
-        assert!(store.append(row("a", "key_1", 7)).is_err(), "a request has one row");
+        assert!(
+            store.append(row("a", "key_1", 7)).is_err(),
+            "a request has one row"
+        );
         assert!(store.find_row("c").expect("a look-up").is_none());
         assert_eq!(store.newest_row().expect("a look-up"), Some(8));
         assert_eq!(store.verify().expect("a walk").fault, None);
@@ -262,15 +333,28 @@ pub(super) mod tests {
                     }
                 }
             });
-            writers.into_iter().map(|writer| writer.join().expect("no panic")).collect::<Vec<_>>()
+            writers
+                .into_iter()
+                .map(|writer| writer.join().expect("no panic"))
+                .collect::<Vec<_>>()
         });
         for (created, result) in (1..).zip(&results) {
             assert_eq!(result.is_ok(), created != 4, "{result:?}");
         }
         assert!(store.outage().is_none(), "the others were written");
         let found = store.verify().expect("a walk");
-        assert_eq!((found.rows, found.fault), (6, None), "the failed one has taken no number");
-        assert_eq!(store.sums(Range::ALL, Filter::ALL).expect("the figures").requests, 6);
+        assert_eq!(
+            (found.rows, found.fault),
+            (6, None),
+            "the failed one has taken no number"
+        );
+        assert_eq!(
+            store
+                .sums(Range::ALL, Filter::ALL)
+                .expect("the figures")
+                .requests,
+            6
+        );
     }
 
     #[test]
@@ -287,10 +371,14 @@ pub(super) mod tests {
             |_| Ok(()),
             || {
                 thread::scope(|scope| {
-                    let writers = [1, 2, 3]
-                        .map(|created| scope.spawn(move || store.append(row("x", "key_1", created))));
+                    let writers = [1, 2, 3].map(|created| {
+                        scope.spawn(move || store.append(row("x", "key_1", created)))
+                    });
                     for writer in writers {
-                        assert!(matches!(writer.join().expect("no panic"), Err(StoreError::Busy)));
+                        assert!(matches!(
+                            writer.join().expect("no panic"),
+                            Err(StoreError::Busy)
+                        ));
                     }
                 });
                 assert!(matches!(store.outage(), Some(StoreError::Busy)));
@@ -307,11 +395,17 @@ pub(super) mod tests {
     fn what_every_row_would_meet_makes_the_ledger_unavailable_until_a_test_succeeds() {
         let temporary = Temporary::sqlite();
         let store = &temporary.store;
-        let trigger =
-            "CREATE TRIGGER fail BEFORE INSERT ON usage BEGIN SELECT RAISE(ABORT, 'on purpose'); END";
-        store.engine.transaction(|session| session.execute(trigger, &[])).expect("a trigger");
+        let trigger = "CREATE TRIGGER fail BEFORE INSERT ON usage BEGIN SELECT RAISE(ABORT, 'on purpose'); END";
+        store
+            .engine
+            .transaction(|session| session.execute(trigger, &[]))
+            .expect("a trigger");
         store.append(row("x", "key_1", 1)).expect_err("it fails");
-        assert!(store.outage().is_some_and(|error| error.to_string().contains("on purpose")));
+        assert!(
+            store
+                .outage()
+                .is_some_and(|error| error.to_string().contains("on purpose"))
+        );
         store.test_write();
         assert!(store.outage().is_some(), "the test fails too");
         store.tamper("DROP TRIGGER fail");
@@ -350,10 +444,16 @@ pub(super) mod tests {
                 if number % 10 == 0 {
                     more.send(number / 10).expect("a writer");
                 }
-                store.engine.read(ensure_consistent).unwrap_or_else(|error| panic!("{error}"));
+                store
+                    .engine
+                    .read(ensure_consistent)
+                    .unwrap_or_else(|error| panic!("{error}"));
             }
         });
-        assert_eq!(store.value::<i64>("SELECT count(seq) FROM usage"), SNAPSHOTS / 10);
+        assert_eq!(
+            store.value::<i64>("SELECT count(seq) FROM usage"),
+            SNAPSHOTS / 10
+        );
     }
 
     /// Fails if the sums are not those of the rows, if a number is missing in the chain, or if it does not verify.
@@ -372,7 +472,10 @@ pub(super) mod tests {
         if found == (0, 0) && fault.is_none() {
             return Ok(());
         }
-        Err(StoreError::Other(format!("{} sums differ, {} numbers are missing, {fault:?}", found.0, found.1)))
+        Err(StoreError::Other(format!(
+            "{} sums differ, {} numbers are missing, {fault:?}",
+            found.0, found.1
+        )))
     }
 
     /// On SQLite, the look-up of the key has seen every revocation.
@@ -382,15 +485,33 @@ pub(super) mod tests {
         let temporary = Temporary::postgres();
         let store = &temporary.store;
         store.tamper("UPDATE keys SET revoked = 100 WHERE id = 'key_1'");
-        assert!(matches!(store.append(row("a", "key_1", 100)), Err(StoreError::KeyRevoked)));
-        assert!(matches!(store.append(row("a", "key_0", 100)), Err(StoreError::KeyRevoked)), "no such key");
+        assert!(matches!(
+            store.append(row("a", "key_1", 100)),
+            Err(StoreError::KeyRevoked)
+        ));
+        assert!(
+            matches!(
+                store.append(row("a", "key_0", 100)),
+                Err(StoreError::KeyRevoked)
+            ),
+            "no such key"
+        );
         assert!(store.outage().is_none(), "the ledger is fine");
-        store.append(row("b", "key_1", 99)).expect("it was valid when the request arrived");
-        let rows = [row("c", "key_1", 200), row("d", "key_2", 200), row("e", "key_1", 99)];
+        store
+            .append(row("b", "key_1", 99))
+            .expect("it was valid when the request arrived");
+        let rows = [
+            row("c", "key_1", 200),
+            row("d", "key_2", 200),
+            row("e", "key_1", 99),
+        ];
         let results = store
             .write_together(&rows.each_ref(), Instant::now() + Duration::from_secs(60))
             .expect("a transaction");
-        assert!(matches!(results[..], [Err(StoreError::KeyRevoked), Ok(()), Ok(())]), "{results:?}");
+        assert!(
+            matches!(results[..], [Err(StoreError::KeyRevoked), Ok(()), Ok(())]),
+            "{results:?}"
+        );
         let found = store.verify().expect("a walk");
         assert_eq!((found.rows, found.fault), (3, None));
     }

@@ -70,7 +70,10 @@ impl LedgerRow {
     }
 
     pub fn csv_line(&self) -> String {
-        csv_line_with_time(cells(self, columns()), when::iso(self.created).unwrap_or_default())
+        csv_line_with_time(
+            cells(self, columns()),
+            when::iso(self.created).unwrap_or_default(),
+        )
     }
 }
 
@@ -80,12 +83,15 @@ fn columns() -> impl Iterator<Item = &'static str> {
 
 /// A line of the CSV: the columns of the ledger and, beside the Unix time, a time that a spreadsheet understands.
 fn csv_line_with_time(mut cells: Vec<String>, time: String) -> String {
-    let created = columns().position(|name| name == "created").expect("a row has its time");
+    let created = columns()
+        .position(|name| name == "created")
+        .expect("a row has its time");
     cells.insert(created + 1, time);
     csv_line(&cells)
 }
 
-pub const COLUMNS: &str = "request_id, key_id, key_name, created, status, error_code, prompt_tokens,
+pub const COLUMNS: &str =
+    "request_id, key_id, key_name, created, status, error_code, prompt_tokens,
     completion_tokens, total_tokens, duration_ms, queue_ms, runtime_ms, grounded, search_reason,
     search_results, search_ms, seq, gateway, cause";
 

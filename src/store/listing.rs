@@ -46,7 +46,11 @@ impl RowFilter {
     }
 
     pub fn searched_rows(&self) -> i64 {
-        if self.key_id.is_none() && !self.is_of_errors() { SEARCHED_ROWS } else { SEARCHED_APART }
+        if self.key_id.is_none() && !self.is_of_errors() {
+            SEARCHED_ROWS
+        } else {
+            SEARCHED_APART
+        }
     }
 }
 
@@ -104,7 +108,13 @@ impl Store {
         let from = RequestId::from(filter.range.since);
         // No id is its own beginning with more after it: this leaves out `after` alone.
         let from = after.map_or(from, |after| format!("{after} "));
-        self.list(filter, &from, &RequestId::from(filter.range.until), "ASC", most)
+        self.list(
+            filter,
+            &from,
+            &RequestId::from(filter.range.until),
+            "ASC",
+            most,
+        )
     }
 
     /// The milliseconds that the newest completions took, in ascending order, whatever outcome is wanted. If many requests have
@@ -119,13 +129,24 @@ impl Store {
             ..filter.clone()
         };
         let listing = self.newest(&completions, None, MOST_DURATIONS)?;
-        let mut durations: Vec<f64> = listing.rows.iter().filter_map(|row| row.duration_ms).collect();
+        let mut durations: Vec<f64> = listing
+            .rows
+            .iter()
+            .filter_map(|row| row.duration_ms)
+            .collect();
         durations.sort_by(f64::total_cmp);
         Ok(durations)
     }
 
     /// Rows between two ids.
-    fn list(&self, filter: &RowFilter, from: &str, to: &str, order: &str, most: usize) -> Result<Listing> {
+    fn list(
+        &self,
+        filter: &RowFilter,
+        from: &str,
+        to: &str,
+        order: &str,
+        most: usize,
+    ) -> Result<Listing> {
         // One more than asked for shows whether there are more.
         let limit = most as i64 + 1;
         self.engine.read(|session| {
@@ -158,7 +179,12 @@ impl Store {
 }
 
 /// A statement for the ids of some rows, at most so many, between two ids; and its parameters.
-pub(super) fn ids(filter: &RowFilter, order: &str, between: [&str; 2], most: i64) -> (String, Vec<SqlValue>) {
+pub(super) fn ids(
+    filter: &RowFilter,
+    order: &str,
+    between: [&str; 2],
+    most: i64,
+) -> (String, Vec<SqlValue>) {
     let mut parameters = between.map(SqlValue::from).to_vec();
     let mut key_id = "key_id =";
     let mut conditions = String::new();
@@ -204,7 +230,10 @@ mod tests {
 
     fn filter(matching: Matching, key_id: Option<&str>) -> RowFilter {
         RowFilter {
-            range: Range { since: 100, until: 200 },
+            range: Range {
+                since: 100,
+                until: 200,
+            },
             key_id: key_id.map(String::from),
             gateway: None,
             matching,
@@ -218,7 +247,9 @@ mod tests {
     fn all(store: &Store, filter: &RowFilter, most: usize) -> (Vec<String>, usize) {
         let (mut ids, mut pages, mut before) = (Vec::new(), 0, None);
         loop {
-            let listing = store.newest(filter, before.as_deref(), most).expect("a page");
+            let listing = store
+                .newest(filter, before.as_deref(), most)
+                .expect("a page");
             assert!(listing.rows.len() <= most);
             ids.extend(listing.rows.into_iter().map(|row| row.request_id));
             pages += 1;
@@ -245,7 +276,10 @@ mod tests {
             );
         }
         let refused = with_outcome(row("refused", "key_1", 150), 400, None);
-        let refused = LedgerRow { error_code: Some("invalid_request".into()), ..refused };
+        let refused = LedgerRow {
+            error_code: Some("invalid_request".into()),
+            ..refused
+        };
         store.append(refused).expect("a refused one");
         let count = |matching, key| all(store, &filter(matching, key), 10).0.len();
         assert_eq!(count(Matching::Anything, None), 101);
@@ -253,12 +287,22 @@ mod tests {
         assert_eq!(count(Matching::Success, None), 100 - 14);
         assert_eq!(count(Matching::Failure, None), 15);
         assert_eq!(count(Matching::Code("invalid_request".into()), None), 1);
-        assert_eq!(count(Matching::Code("invalid_request".into()), Some("key_2")), 0);
+        assert_eq!(
+            count(Matching::Code("invalid_request".into()), Some("key_2")),
+            0
+        );
         assert_eq!(count(Matching::Code("' OR 1=1 --".into()), None), 0);
         let (ids, pages) = all(store, &filter(Matching::Failure, None), 5);
         assert_eq!(pages, 3);
-        assert!(ids.is_sorted_by(|a, b| a > b), "the newest first, each once");
-        assert_eq!(all(store, &filter(Matching::Anything, None), 101).1, 1, "no empty last page");
+        assert!(
+            ids.is_sorted_by(|a, b| a > b),
+            "the newest first, each once"
+        );
+        assert_eq!(
+            all(store, &filter(Matching::Anything, None), 101).1,
+            1,
+            "no empty last page"
+        );
     }
 
     #[test]
@@ -266,12 +310,24 @@ mod tests {
         let temporary = Temporary::new();
         let store = &temporary.store;
         for number in 100..150_i64 {
-            let slow = LedgerRow { duration_ms: Some(number as f64), ..row("x", "key_1", number) };
+            let slow = LedgerRow {
+                duration_ms: Some(number as f64),
+                ..row("x", "key_1", number)
+            };
             store.append(slow).expect("a row");
         }
-        store.append(LedgerRow { duration_ms: None, ..row("none", "key_1", 151) }).expect("a row");
+        store
+            .append(LedgerRow {
+                duration_ms: None,
+                ..row("none", "key_1", 151)
+            })
+            .expect("a row");
         let count = |least_ms, most_ms| {
-            let filter = RowFilter { least_ms, most_ms, ..filter(Matching::Anything, Some("key_1")) };
+            let filter = RowFilter {
+                least_ms,
+                most_ms,
+                ..filter(Matching::Anything, Some("key_1"))
+            };
             all(store, &filter, 10).0.len()
         };
         assert_eq!(count(None, None), 51);
@@ -293,18 +349,40 @@ mod tests {
              SELECT printf('chatcmpl_%012x%020x', 150000, i), 'key_1', 'x', 150, 200,
              CASE WHEN i IN (1, {rows}) THEN 9000 ELSE 1 END FROM n"
         ));
-        let slow = RowFilter { least_ms: Some(5000), ..filter(Matching::Success, None) };
+        let slow = RowFilter {
+            least_ms: Some(5000),
+            ..filter(Matching::Success, None)
+        };
         let first = store.newest(&slow, None, 10).expect("a page");
         assert_eq!((first.rows.len(), first.searched_to.is_some()), (1, true));
-        assert_eq!(first.next, first.searched_to, "the next page goes on from the end of the search");
-        let second = store.newest(&slow, first.next.as_deref(), 10).expect("a page");
+        assert_eq!(
+            first.next, first.searched_to,
+            "the next page goes on from the end of the search"
+        );
+        let second = store
+            .newest(&slow, first.next.as_deref(), 10)
+            .expect("a page");
         assert_eq!(second.rows.len(), 1);
         let full = store.newest(&slow, None, 0).expect("a page");
-        assert!(full.searched_to.is_none() && full.rows.is_empty(), "a full page does not end the search");
-        let of_a_key = RowFilter { key_id: Some("key_1".into()), ..slow.clone() };
-        let last = format!("chatcmpl_{:012x}{:020x}", 150_000, rows - SEARCHED_APART + 1);
+        assert!(
+            full.searched_to.is_none() && full.rows.is_empty(),
+            "a full page does not end the search"
+        );
+        let of_a_key = RowFilter {
+            key_id: Some("key_1".into()),
+            ..slow.clone()
+        };
+        let last = format!(
+            "chatcmpl_{:012x}{:020x}",
+            150_000,
+            rows - SEARCHED_APART + 1
+        );
         let first = store.newest(&of_a_key, None, 10).expect("a page");
-        assert_eq!(first.searched_to, Some(last), "fewer of one key, whose rows are far apart");
+        assert_eq!(
+            first.searched_to,
+            Some(last),
+            "fewer of one key, whose rows are far apart"
+        );
         let (mut found, mut after) = (0, None);
         loop {
             let piece = store.oldest(&slow, after.as_deref(), 10).expect("a piece");
@@ -323,12 +401,20 @@ mod tests {
         let store = &temporary.store;
         for number in 100..120_i64 {
             let status = if number % 10 == 0 { 502 } else { 200 };
-            let row = LedgerRow { duration_ms: Some((300 - number) as f64), ..row("x", "key_1", number) };
-            store.append(with_outcome(row, status, None)).expect("a row");
+            let row = LedgerRow {
+                duration_ms: Some((300 - number) as f64),
+                ..row("x", "key_1", number)
+            };
+            store
+                .append(with_outcome(row, status, None))
+                .expect("a row");
         }
         let durations = |filter: &RowFilter| store.newest_durations(filter).expect("the durations");
         let all = durations(&filter(Matching::Anything, None));
-        assert!(all.len() == 18 && all.is_sorted() && all[0] == 181.0, "{all:?}");
+        assert!(
+            all.len() == 18 && all.is_sorted() && all[0] == 181.0,
+            "{all:?}"
+        );
         assert_eq!(durations(&filter(Matching::Success, Some("key_1"))), all);
         assert!(durations(&filter(Matching::Success, Some("key_2"))).is_empty());
         assert_eq!(
@@ -343,19 +429,30 @@ mod tests {
         let temporary = Temporary::new();
         let store = &temporary.store;
         for number in 90..210_i64 {
-            write(store, "x", "key_1", number, if number % 2 == 0 { 200 } else { 502 }, None);
+            write(
+                store,
+                "x",
+                "key_1",
+                number,
+                if number % 2 == 0 { 200 } else { 502 },
+                None,
+            );
         }
         let (mut ids, mut after) = (Vec::new(), None);
         loop {
-            let listing =
-                store.oldest(&filter(Matching::Success, None), after.as_deref(), 7).expect("a piece");
+            let listing = store
+                .oldest(&filter(Matching::Success, None), after.as_deref(), 7)
+                .expect("a piece");
             ids.extend(listing.rows.into_iter().map(|row| row.request_id));
             after = listing.next;
             if after.is_none() {
                 break;
             }
         }
-        let expected: Vec<String> = (100..200).step_by(2).map(|number| id("x", number)).collect();
+        let expected: Vec<String> = (100..200)
+            .step_by(2)
+            .map(|number| id("x", number))
+            .collect();
         assert_eq!(ids, expected);
     }
 }

@@ -60,8 +60,8 @@ pub use retention::RetentionState;
 pub use rollup::Span;
 pub use sessions::{PasswordHash, TokenKind};
 pub use stored_key::{
-    CONCURRENT_TAKES, Key, KeyChange, KeyChanged, KeyName, KeyState, NewKey, Permission, parse_concurrent,
-    time_left,
+    CONCURRENT_TAKES, Key, KeyChange, KeyChanged, KeyName, KeyState, NewKey, Permission,
+    parse_concurrent, time_left,
 };
 pub use sums::{Filter, RollupRow, Sums, UsageRow};
 pub use sums_check::UnprovenSums;
@@ -145,7 +145,10 @@ impl Store {
 
     /// Returns figures about the WAL; zeros on PostgreSQL.
     pub fn wal_figures(&self) -> WalFigures {
-        self.engine.sqlite().map(Sqlite::wal_figures).unwrap_or_default()
+        self.engine
+            .sqlite()
+            .map(Sqlite::wal_figures)
+            .unwrap_or_default()
     }
 
     /// Reads what every request needs, so that a start refuses a damaged database. A small one is checked completely when
@@ -213,11 +216,12 @@ pub(crate) mod tests {
         }
 
         fn with(database: impl FnOnce(&Path) -> Database) -> Self {
-            let folder =
-                std::env::temp_dir().join(format!("adriaticum-{}", crate::secret::secret_hex::<8>()));
+            let folder = std::env::temp_dir()
+                .join(format!("adriaticum-{}", crate::secret::secret_hex::<8>()));
             std::fs::create_dir(&folder).expect("a folder");
             let database = database(&folder);
-            let mut store = Store::open(&database, Access::Create).expect("a new database should open");
+            let mut store =
+                Store::open(&database, Access::Create).expect("a new database should open");
             if let Some(sqlite) = store.engine.sqlite_mut() {
                 sqlite.set_write_timeout(Duration::from_secs(1));
                 sqlite.stop_syncing();
@@ -230,7 +234,11 @@ pub(crate) mod tests {
                 );
                 store.engine.write(&[insert]).expect("a key");
             }
-            Self { store, folder, database }
+            Self {
+                store,
+                folder,
+                database,
+            }
         }
 
         /// Opens the database again, as another process would.
@@ -273,9 +281,13 @@ pub(crate) mod tests {
         /// Does something to the tables that the program itself would not do.
         pub fn tamper(&self, statements: &str) {
             let run = |session: &dyn engine::SqlSession| {
-                statements.split(';').try_for_each(|statement| session.execute(statement, &[]).map(drop))
+                statements
+                    .split(';')
+                    .try_for_each(|statement| session.execute(statement, &[]).map(drop))
             };
-            self.engine.transaction(run).expect("the statements should be good");
+            self.engine
+                .transaction(run)
+                .expect("the statements should be good");
         }
 
         /// Verifies without a display.
@@ -290,14 +302,23 @@ pub(crate) mod tests {
         }
 
         pub fn value<T: FromValue>(&self, statement: &str) -> T {
-            self.engine.read(|session| session.value(statement, &[])).expect("a value")
+            self.engine
+                .read(|session| session.value(statement, &[]))
+                .expect("a value")
         }
     }
 
     #[test]
     fn a_trial_reaches_the_disk() {
         let temporary = Temporary::sqlite();
-        let size = || temporary.folder.join("test.db-wal").metadata().expect("the WAL").len();
+        let size = || {
+            temporary
+                .folder
+                .join("test.db-wal")
+                .metadata()
+                .expect("the WAL")
+                .len()
+        };
         let before = size();
         temporary.store.try_request().expect("it should be taken");
         assert!(size() > before, "nothing was written");
@@ -309,20 +330,34 @@ pub(crate) mod tests {
     fn what_is_no_database_is_refused_and_left_alone() {
         let temporary = Temporary::sqlite();
         let path = temporary.folder.join("other");
-        std::fs::write(&path, "something else, and long enough to have a header of its own".repeat(9))
-            .expect("the folder should take a file");
-        let error =
-            Store::open(&Database::Sqlite(path.clone()), Access::Existing).err().expect("it is no database");
+        std::fs::write(
+            &path,
+            "something else, and long enough to have a header of its own".repeat(9),
+        )
+        .expect("the folder should take a file");
+        let error = Store::open(&Database::Sqlite(path.clone()), Access::Existing)
+            .err()
+            .expect("it is no database");
         let error = error.to_string();
         assert!(error.contains("damaged or not a database"), "{error}");
-        assert!(std::fs::read_to_string(&path).is_ok_and(|text| text.starts_with("something else")));
+        assert!(
+            std::fs::read_to_string(&path).is_ok_and(|text| text.starts_with("something else"))
+        );
         let missing = Database::Sqlite(temporary.folder.join("missing.db"));
         for _ in 0..2 {
-            assert!(matches!(Store::open(&missing, Access::Existing), Err(StoreError::Missing)));
+            assert!(matches!(
+                Store::open(&missing, Access::Existing),
+                Err(StoreError::Missing)
+            ));
         }
-        assert!(missing.file().is_some_and(|path| !path.exists()), "none is made");
+        assert!(
+            missing.file().is_some_and(|path| !path.exists()),
+            "none is made"
+        );
         let nowhere = Database::Sqlite("/dev/null/x.db".into());
-        let error = Store::open(&nowhere, Access::Create).err().expect("there is no such folder");
+        let error = Store::open(&nowhere, Access::Create)
+            .err()
+            .expect("there is no such folder");
         assert!(matches!(error, StoreError::Io(_)), "{error}");
     }
 
@@ -332,8 +367,11 @@ pub(crate) mod tests {
         let temporary = Temporary::sqlite();
         let plan = |statement: &str| {
             let explain = format!("EXPLAIN QUERY PLAN {statement}");
-            let read = |row: engine::Row| engine::Row::new(row.values().split_off(3)).next::<String>();
-            let highest = (1..9).filter(|number| statement.contains(&format!("${number}"))).max();
+            let read =
+                |row: engine::Row| engine::Row::new(row.values().split_off(3)).next::<String>();
+            let highest = (1..9)
+                .filter(|number| statement.contains(&format!("${number}")))
+                .max();
             let parameters = vec![SqlValue::Null; highest.unwrap_or(0)];
             temporary
                 .store
@@ -352,20 +390,36 @@ pub(crate) mod tests {
             least_ms: None,
             most_ms: None,
         };
-        let failures_of_one_key = RowFilter { matching: Matching::Failure, ..of_one_key.clone() };
+        let failures_of_one_key = RowFilter {
+            matching: Matching::Failure,
+            ..of_one_key.clone()
+        };
         for (statement, index) in [
-            (find_key, "keys USING INDEX sqlite_autoindex_keys_2 (digest=?)"),
+            (
+                find_key,
+                "keys USING INDEX sqlite_autoindex_keys_2 (digest=?)",
+            ),
             (
                 find_key,
                 "CORRELATED SCALAR SUBQUERY 1; SEARCH usage_rollup USING INDEX rollup_days (key_id=? AND start>? AND start<?)",
             ),
-            (&listing::ids(&failures_of_one_key, "DESC", [""; 2], 1).0, "usage_failed"),
-            (&listing::ids(&of_one_key, "DESC", [""; 2], 1).0, "usage_by_key"),
-            (&sums::statements(Span::Day)[0], "PRIMARY KEY (span=? AND start>? AND start<?)"),
+            (
+                &listing::ids(&failures_of_one_key, "DESC", [""; 2], 1).0,
+                "usage_failed",
+            ),
+            (
+                &listing::ids(&of_one_key, "DESC", [""; 2], 1).0,
+                "usage_by_key",
+            ),
+            (
+                &sums::statements(Span::Day)[0],
+                "PRIMARY KEY (span=? AND start>? AND start<?)",
+            ),
         ] {
             let plan = plan(statement);
-            let is_good =
-                plan.contains(index) && !plan.contains("TEMP B-TREE") && !plan.contains("MULTI-INDEX");
+            let is_good = plan.contains(index)
+                && !plan.contains("TEMP B-TREE")
+                && !plan.contains("MULTI-INDEX");
             assert!(is_good, "{statement}: {plan}");
         }
     }

@@ -35,7 +35,10 @@ impl Store {
         let Database::Sqlite(path) = database else {
             return Ok(());
         };
-        match self.engine.look_up("SELECT target FROM moved", &[], |mut row| row.next())? {
+        match self
+            .engine
+            .look_up("SELECT target FROM moved", &[], |mut row| row.next())?
+        {
             Some(target) => {
                 let source = path.canonicalize().unwrap_or_else(|_| path.clone());
                 Err(StoreError::Moved { source, target })
@@ -48,7 +51,9 @@ impl Store {
     /// database as moved. Nothing can be written here meanwhile.
     pub fn move_to(&self, target: &DatabaseUri, progress: &Progress) -> Result<MoveResult> {
         if self.engine.sqlite().is_none() {
-            return Err(StoreError::Other("only a SQLite database can be moved".into()));
+            return Err(StoreError::Other(
+                "only a SQLite database can be moved".into(),
+            ));
         }
         let mut verified = None;
         let marked = self.engine.run(TransactionMode::Write, |source| {
@@ -77,7 +82,12 @@ impl Store {
     }
 }
 
-fn copy(source: &dyn SqlSession, target: &dyn SqlSession, table: &Table, progress: &Progress) -> Result<()> {
+fn copy(
+    source: &dyn SqlSession,
+    target: &dyn SqlSession,
+    table: &Table,
+    progress: &Progress,
+) -> Result<()> {
     // A new database has a row for the first chain.
     target.execute(&format!("DELETE FROM {}", table.name), &[])?;
     let rows: i64 = source.value(&format!("SELECT count(*) FROM {}", table.name), &[])?;
@@ -111,7 +121,10 @@ fn copy(source: &dyn SqlSession, target: &dyn SqlSession, table: &Table, progres
     if written.finalize() == found.finalize() {
         Ok(())
     } else {
-        Err(StoreError::Other(format!("the copy of the table {} differs from its source", table.name)))
+        Err(StoreError::Other(format!(
+            "the copy of the table {} differs from its source",
+            table.name
+        )))
     }
 }
 
@@ -130,7 +143,11 @@ struct Table {
 impl Table {
     /// Reads a row of [`TABLES`].
     fn read(mut row: Row) -> Result<Self> {
-        Ok(Self { name: row.next()?, columns: row.next()?, key: row.next()? })
+        Ok(Self {
+            name: row.next()?,
+            columns: row.next()?,
+            key: row.next()?,
+        })
     }
 
     fn width(&self) -> usize {
@@ -139,7 +156,10 @@ impl Table {
 
     /// Reads all rows in the order of their key.
     fn select(&self) -> String {
-        format!("SELECT {} FROM {} ORDER BY {}", self.columns, self.name, self.key)
+        format!(
+            "SELECT {} FROM {} ORDER BY {}",
+            self.columns, self.name, self.key
+        )
     }
 
     /// Inserts this many rows.
@@ -150,7 +170,12 @@ impl Table {
             format!("({})", parameters.collect::<Vec<_>>().join(", "))
         };
         let rows: Vec<String> = (0..rows).map(row).collect();
-        format!("INSERT INTO {} ({}) VALUES {}", self.name, self.columns, rows.join(", "))
+        format!(
+            "INSERT INTO {} ({}) VALUES {}",
+            self.name,
+            self.columns,
+            rows.join(", ")
+        )
     }
 }
 
@@ -160,8 +185,15 @@ mod tests {
 
     #[test]
     fn statements() {
-        let table = Table { name: "t".into(), columns: "a, b".into(), key: "b, a".into() };
+        let table = Table {
+            name: "t".into(),
+            columns: "a, b".into(),
+            key: "b, a".into(),
+        };
         assert_eq!(table.select(), "SELECT a, b FROM t ORDER BY b, a");
-        assert_eq!(table.insert(2), "INSERT INTO t (a, b) VALUES ($1, $2), ($3, $4)");
+        assert_eq!(
+            table.insert(2),
+            "INSERT INTO t (a, b) VALUES ($1, $2), ($3, $4)"
+        );
     }
 }

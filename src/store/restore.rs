@@ -69,7 +69,9 @@ impl Key {
             (Some(own), Some(other)) => own.per != other.per || own.tokens > other.tokens,
             (own, other) => own.is_none() && other.is_some(),
         };
-        self.permissions.iter().any(|permission| !other.permissions.contains(permission))
+        self.permissions
+            .iter()
+            .any(|permission| !other.permissions.contains(permission))
             || exceeds(self.expires, other.expires)
             || exceeds(self.concurrent, other.concurrent)
             || has_more_tokens
@@ -96,9 +98,14 @@ impl fmt::Display for RestoreError {
         match self {
             Self::Locked(error) => error.fmt(f),
             Self::Backup(StoreError::Damaged(cause)) => {
-                write!(f, "it is damaged or not a database ({cause}). Use another backup")
+                write!(
+                    f,
+                    "it is damaged or not a database ({cause}). Use another backup"
+                )
             }
-            Self::Backup(StoreError::Missing) => f.write_str("it is an empty database. Use another backup"),
+            Self::Backup(StoreError::Missing) => {
+                f.write_str("it is an empty database. Use another backup")
+            }
             Self::Backup(error) | Self::Present(error) => error.fmt(f),
             Self::Incomplete(log) => write!(
                 f,
@@ -106,7 +113,9 @@ impl fmt::Display for RestoreError {
                  adriaticum backup FILE; or if you know that the file is complete, remove the other one",
                 log.display()
             ),
-            Self::Faulty(fault) => write!(f, "its ledger does not verify: {fault}. Use another backup"),
+            Self::Faulty(fault) => {
+                write!(f, "its ledger does not verify: {fault}. Use another backup")
+            }
         }
     }
 }
@@ -122,7 +131,11 @@ pub fn restore(
     let replacement = Replacement::prepare(database, backup, progress)?;
     let copy = Database::Sqlite(replacement.copy.clone());
     let store = Store::open_with(&copy, Access::Upgrade, progress).map_err(RestoreError::Backup)?;
-    if let Some(fault) = store.verify_with(progress).map_err(RestoreError::Backup)?.fault {
+    if let Some(fault) = store
+        .verify_with(progress)
+        .map_err(RestoreError::Backup)?
+        .fault
+    {
         return Err(RestoreError::Faulty(fault));
     }
     let read = |session: &dyn SqlSession| Ok((read_extent(session)?, read_keys(session)?));
@@ -130,7 +143,10 @@ pub fn restore(
     // From here on it can't be changed by others.
     let present = match PresentDatabase::lock(&replacement.database, progress) {
         Err(
-            error @ (StoreError::Busy | StoreError::ReadOnly | StoreError::CannotOpen | StoreError::Io(_)),
+            error @ (StoreError::Busy
+            | StoreError::ReadOnly
+            | StoreError::CannotOpen
+            | StoreError::Io(_)),
         ) => {
             return Err(RestoreError::Present(error));
         }
@@ -141,21 +157,36 @@ pub fn restore(
         keys: read_part(&present, read_keys).map(|present| compare(present, &keys)),
         ledger: read_part(&present, read_extent),
         password: read_part(&present, read_password),
-        damage: present.as_ref().ok().and_then(|present| present.damage.clone()),
+        damage: present
+            .as_ref()
+            .ok()
+            .and_then(|present| present.damage.clone()),
     };
-    let keeps_password = store.take_over(&comparison, &restored, by).map_err(RestoreError::Present)?;
+    let keeps_password = store
+        .take_over(&comparison, &restored, by)
+        .map_err(RestoreError::Present)?;
     drop(store);
     let upgraded_from = Some(replacement.version).filter(|version| *version != SCHEMA_VERSION);
     let (kept, unsynced) = replacement.put_in_place().map_err(RestoreError::Present)?;
     drop(present);
-    Ok(Restoration { upgraded_from, restored, present: comparison, keeps_password, kept, unsynced })
+    Ok(Restoration {
+        upgraded_from,
+        restored,
+        present: comparison,
+        keeps_password,
+        kept,
+        unsynced,
+    })
 }
 
 fn read_part<T>(
     present: &Result<PresentDatabase>,
     read: impl FnOnce(&dyn SqlSession) -> Result<T>,
 ) -> Result<T> {
-    present.as_ref().map_err(StoreError::clone).and_then(|present| read(present.session()))
+    present
+        .as_ref()
+        .map_err(StoreError::clone)
+        .and_then(|present| read(present.session()))
 }
 
 impl Store {
@@ -167,8 +198,13 @@ impl Store {
             self.revoke_key(&key.id, key.revoked.unwrap_or_else(when::now), by)?;
         }
         let own = self.console_password()?;
-        let password =
-            present.password.as_ref().ok().cloned().flatten().filter(|kept| own.as_ref() != Some(kept));
+        let password = present
+            .password
+            .as_ref()
+            .ok()
+            .cloned()
+            .flatten()
+            .filter(|kept| own.as_ref() != Some(kept));
         let keeps_password = password.is_some();
         if let Some(password) = password {
             self.set_console_password(password, by)?;
@@ -211,15 +247,20 @@ fn compare(present: Vec<Key>, restored: &[Key]) -> KeyDifferences {
     for key in present {
         match restored_by_id.remove(key.id.as_str()) {
             None => found.created.push(key),
-            Some(before) if key.revoked.is_some() && before.revoked.is_none() => found.revoked.push(key),
+            Some(before) if key.revoked.is_some() && before.revoked.is_none() => {
+                found.revoked.push(key)
+            }
             Some(before) if key.revoked.is_none() && key.version() != before.version() => {
                 found.changed.push((key, before.clone()));
             }
             Some(_) => {}
         }
     }
-    found.only_in_backup =
-        restored.iter().filter(|key| restored_by_id.contains_key(key.id.as_str())).cloned().collect();
+    found.only_in_backup = restored
+        .iter()
+        .filter(|key| restored_by_id.contains_key(key.id.as_str()))
+        .cloned()
+        .collect();
     found
 }
 
@@ -241,17 +282,35 @@ mod tests {
         );
         let [present, copy] = ["present.db", "copy.db"].map(|name| temporary.folder.join(name));
         let (progress, lines) = Progress::recorded();
-        temporary.database.backup(&copy, &progress).expect("a backup");
+        temporary
+            .database
+            .backup(&copy, &progress)
+            .expect("a backup");
         let mut states: Vec<String> = std::mem::take(&mut lock(&lines));
-        states.iter_mut().for_each(|line| line.truncate(line.find('%').unwrap_or(0)));
+        states
+            .iter_mut()
+            .for_each(|line| line.truncate(line.find('%').unwrap_or(0)));
         states.dedup();
-        assert!(states.len() > 3 && states.iter().all(|line| line.starts_with("copying: ")), "{states:?}");
+        assert!(
+            states.len() > 3 && states.iter().all(|line| line.starts_with("copying: ")),
+            "{states:?}"
+        );
         std::fs::copy(&copy, &present).expect("a present database");
         restore(&present, &copy, &Actor::command("test".into()), &progress).expect("a restore");
-        let mut works: Vec<String> =
-            lock(&lines).iter().map(|line| line.split(':').next().unwrap_or_default().to_owned()).collect();
+        let mut works: Vec<String> = lock(&lines)
+            .iter()
+            .map(|line| line.split(':').next().unwrap_or_default().to_owned())
+            .collect();
         works.dedup();
-        let expected = ["copying", "checking the copy", "verifying the rows", "verifying the sums"];
-        assert_eq!(works, [&expected[..], &["checking the present database"]].concat());
+        let expected = [
+            "copying",
+            "checking the copy",
+            "verifying the rows",
+            "verifying the sums",
+        ];
+        assert_eq!(
+            works,
+            [&expected[..], &["checking the present database"]].concat()
+        );
     }
 }

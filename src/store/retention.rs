@@ -38,11 +38,15 @@ impl Store {
     /// chain then begins after them, so the rest still verifies. Takes the chains in turn: 0 says that none has such rows.
     pub fn remove_before(&self, time: i64, now: i64, most: i64) -> Result<usize> {
         let names = |session: &dyn SqlSession| {
-            session.rows("SELECT name FROM gateways ORDER BY name", &[], |mut row| row.next::<String>())
+            session.rows("SELECT name FROM gateways ORDER BY name", &[], |mut row| {
+                row.next::<String>()
+            })
         };
         for name in self.engine.read(names)? {
             // Locked first: its gateway moves the chain's end in the same row all the time.
-            let lock = self.engine.locking("SELECT 1 FROM gateways WHERE name = $1 FOR UPDATE");
+            let lock = self
+                .engine
+                .locking("SELECT 1 FROM gateways WHERE name = $1 FOR UPDATE");
             let removed = self.engine.transaction(|session| {
                 session.execute(lock, &values![&name])?;
                 let removed = remove(session, &name, time, now, most)?;
@@ -60,7 +64,13 @@ impl Store {
     }
 }
 
-fn remove(session: &dyn SqlSession, gateway: &str, time: i64, now: i64, most: i64) -> Result<usize> {
+fn remove(
+    session: &dyn SqlSession,
+    gateway: &str,
+    time: i64,
+    now: i64,
+    most: i64,
+) -> Result<usize> {
     // Up to the last old row before the first that is to be kept. A row whose time is in the future does not count as one:
     // it was written while the clock was wrong, and would hold back the rows behind it for years.
     let last = session.first(
@@ -74,8 +84,10 @@ fn remove(session: &dyn SqlSession, gateway: &str, time: i64, now: i64, most: i6
     let Some(ChainLink { seq, hash }) = last else {
         return Ok(0);
     };
-    let removed =
-        session.execute("DELETE FROM usage WHERE gateway = $1 AND seq <= $2", &values![gateway, seq])?;
+    let removed = session.execute(
+        "DELETE FROM usage WHERE gateway = $1 AND seq <= $2",
+        &values![gateway, seq],
+    )?;
     session.execute(
         "UPDATE gateways SET anchor_seq = $1, anchor_hash = $2 WHERE name = $3",
         &values![seq, hash, gateway],
@@ -96,23 +108,59 @@ mod tests {
         let temporary = Temporary::new();
         let store = &temporary.store;
         for number in 0..100_i64 {
-            write(store, &format!("id{number}"), "key_1", number * DAY / 10, 200, Some(1));
+            write(
+                store,
+                &format!("id{number}"),
+                "key_1",
+                number * DAY / 10,
+                200,
+                Some(1),
+            );
         }
         let before = store.sums(Range::ALL, Filter::ALL).expect("the figures");
         let remove = |before| store.remove_before(before, 30 * DAY, 30).expect("a step");
-        assert_eq!([remove(5 * DAY), remove(5 * DAY), remove(5 * DAY)], [30, 20, 0]);
+        assert_eq!(
+            [remove(5 * DAY), remove(5 * DAY), remove(5 * DAY)],
+            [30, 20, 0]
+        );
         let found = store.verify().expect("a walk");
-        assert_eq!((found.rows, found.fault), (50, None), "the rest still verifies");
-        assert_eq!(store.sums(Range::ALL, Filter::ALL).expect("the figures"), before);
-        let days = store.grouped(Range::ALL, Filter::ALL, &[Grouping::Day]).expect("the figures");
+        assert_eq!(
+            (found.rows, found.fault),
+            (50, None),
+            "the rest still verifies"
+        );
+        assert_eq!(
+            store.sums(Range::ALL, Filter::ALL).expect("the figures"),
+            before
+        );
+        let days = store
+            .grouped(Range::ALL, Filter::ALL, &[Grouping::Day])
+            .expect("the figures");
         assert_eq!(days.len(), 10);
-        let part =
-            |since, until| store.sums(Range { since, until }, Filter::ALL).expect("the figures").requests;
-        assert_eq!(part(2 * DAY + 3600, 4 * DAY - 3600), 19, "days without their rows have their hours");
-        assert_eq!(part(5 * DAY + 9, 6 * DAY + DAY / 2), 14, "days with their rows do not");
+        let part = |since, until| {
+            store
+                .sums(Range { since, until }, Filter::ALL)
+                .expect("the figures")
+                .requests
+        };
+        assert_eq!(
+            part(2 * DAY + 3600, 4 * DAY - 3600),
+            19,
+            "days without their rows have their hours"
+        );
+        assert_eq!(
+            part(5 * DAY + 9, 6 * DAY + DAY / 2),
+            14,
+            "days with their rows do not"
+        );
         write(store, "later", "key_1", 20 * DAY, 200, None);
         assert_eq!(store.verify().expect("a walk").fault, None);
-        assert_eq!(store.remove_before(i64::MAX, i64::MAX, 1000).expect("a step"), 51);
+        assert_eq!(
+            store
+                .remove_before(i64::MAX, i64::MAX, 1000)
+                .expect("a step"),
+            51
+        );
         assert_eq!(store.verify().expect("a walk").rows, 0);
         write(store, "last", "key_1", 21 * DAY, 200, None);
         assert_eq!(store.verify().expect("a walk").fault, None);
@@ -127,7 +175,11 @@ mod tests {
             (1..=6).for_each(|number| write(store, name, "key_1", number, 200, Some(1)));
         }
         for (removed, left) in [(3, 9), (3, 6), (0, 6)] {
-            assert_eq!(other.remove_before(4, 6, 10).expect("a step"), removed, "one chain at a time");
+            assert_eq!(
+                other.remove_before(4, 6, 10).expect("a step"),
+                removed,
+                "one chain at a time"
+            );
             let found = temporary.store.verify().expect("a walk");
             assert_eq!((found.rows, found.fault), (left, None));
         }
@@ -146,15 +198,23 @@ mod tests {
         let (one, other) = (&temporary.store, &other);
         let write_rows = |store: &Store, name: &str| {
             for number in 0..ROWS {
-                write(store, &format!("{name}{number}"), "key_1", number, 200, Some(1));
+                write(
+                    store,
+                    &format!("{name}{number}"),
+                    "key_1",
+                    number,
+                    200,
+                    Some(1),
+                );
             }
         };
         let removed = thread::scope(|scope| {
             let writers = [(one, "w"), (one, "x"), (other, "y"), (other, "z")];
             // A SQLite database has one gateway.
             let writers = writers.into_iter().filter(|(store, _)| store.epoch > 0);
-            let all: Vec<_> =
-                writers.map(|(store, name)| scope.spawn(move || write_rows(store, name))).collect();
+            let all: Vec<_> = writers
+                .map(|(store, name)| scope.spawn(move || write_rows(store, name)))
+                .collect();
             let mut removed = 0;
             while all.iter().any(|writer| !writer.is_finished()) {
                 removed += one.remove_before(ROWS - 10, ROWS, 7).expect("a step");
@@ -165,24 +225,48 @@ mod tests {
         let left = one.value::<i64>("SELECT count(seq) FROM usage");
         let found = one.verify().expect("a walk");
         assert_eq!((found.rows as i64, found.fault), (left, None));
-        assert_eq!(one.sums(Range::ALL, Filter::ALL).expect("the figures").requests, left + removed);
+        assert_eq!(
+            one.sums(Range::ALL, Filter::ALL)
+                .expect("the figures")
+                .requests,
+            left + removed
+        );
     }
 
     #[test]
     fn a_row_out_of_order_holds_back_those_after_it_unless_it_is_of_the_future() {
         let temporary = Temporary::new();
-        for (id, created) in
-            [("a", 1), ("b", 60), ("c", 2), ("d", 1000), ("e", 3), ("f", 70), ("g", 4), ("h", 2000)]
-        {
+        for (id, created) in [
+            ("a", 1),
+            ("b", 60),
+            ("c", 2),
+            ("d", 1000),
+            ("e", 3),
+            ("f", 70),
+            ("g", 4),
+            ("h", 2000),
+        ] {
             write(&temporary.store, id, "key_1", created, 200, Some(1));
         }
-        let remove = |before| temporary.store.remove_before(before, 100, 10).expect("a step");
+        let remove = |before| {
+            temporary
+                .store
+                .remove_before(before, 100, 10)
+                .expect("a step")
+        };
         assert_eq!(remove(50), 1, "b is to be kept");
         assert_eq!(remove(65), 4, "b to e");
         assert_eq!(remove(90), 2, "f and g; h holds back nothing, and stays");
         let found = temporary.store.verify().expect("a walk");
         assert_eq!((found.rows, found.fault), (1, None));
-        assert_eq!(temporary.store.sums(Range::ALL, Filter::ALL).expect("the figures").total_tokens, 8);
+        assert_eq!(
+            temporary
+                .store
+                .sums(Range::ALL, Filter::ALL)
+                .expect("the figures")
+                .total_tokens,
+            8
+        );
     }
 
     /// A clock that is ahead leaves the days before today empty, and so does a service that was off.
@@ -194,10 +278,19 @@ mod tests {
         assert_eq!(state(9), RetentionState::Idle, "an empty ledger");
         write(store, "a", "key_1", 10 * DAY, 200, None);
         write(store, "b", "key_1", 11 * DAY + 9, 200, None);
-        assert_eq!((state(11), state(13)), (RetentionState::Idle, RetentionState::Idle), "nothing is old");
+        assert_eq!(
+            (state(11), state(13)),
+            (RetentionState::Idle, RetentionState::Idle),
+            "nothing is old"
+        );
         assert_eq!(state(14), RetentionState::Due { before: 11 * DAY });
         for day in [15, 16, 400, 4000] {
-            assert_eq!(state(day), RetentionState::Held { before: (day - 3) * DAY });
+            assert_eq!(
+                state(day),
+                RetentionState::Held {
+                    before: (day - 3) * DAY
+                }
+            );
         }
         write(store, "c", "key_1", 400 * DAY, 200, None);
         assert_eq!(
@@ -205,7 +298,11 @@ mod tests {
             RetentionState::Held { before: 397 * DAY },
             "a row of today may be of a wrong clock"
         );
-        assert_eq!(state(401), RetentionState::Due { before: 398 * DAY }, "it continues on the next day");
+        assert_eq!(
+            state(401),
+            RetentionState::Due { before: 398 * DAY },
+            "it continues on the next day"
+        );
     }
 
     #[test]
@@ -213,7 +310,14 @@ mod tests {
         let temporary = Temporary::sqlite();
         let store = &temporary.store;
         for number in 0..3000_i64 {
-            write(store, &format!("{number:020}"), "key_1", number, 200, Some(1));
+            write(
+                store,
+                &format!("{number:020}"),
+                "key_1",
+                number,
+                200,
+                Some(1),
+            );
         }
         let pages = || store.value::<i64>("PRAGMA page_count");
         let before = pages();

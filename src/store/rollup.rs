@@ -25,14 +25,20 @@ impl Span {
 
     /// The start of the span that contains a time.
     pub(super) fn start(self, time: i64) -> i64 {
-        time.div_euclid(self.seconds()).saturating_mul(self.seconds())
+        time.div_euclid(self.seconds())
+            .saturating_mul(self.seconds())
     }
 }
 
 /// The columns of a place, and of its figures.
 pub(super) const PLACE: &str = "span, start, key_id, key_name, status, error_code, gateway";
-pub(super) const FIGURES: [&str; 5] =
-    ["requests", "prompt_tokens", "completion_tokens", "total_tokens", "unmeasured"];
+pub(super) const FIGURES: [&str; 5] = [
+    "requests",
+    "prompt_tokens",
+    "completion_tokens",
+    "total_tokens",
+    "unmeasured",
+];
 
 /// The place of rows and their figures, as columns for a query that is grouped by the place.
 pub(super) fn figures_of_rows(span: i64) -> String {
@@ -74,7 +80,11 @@ pub(super) struct Batch<'a>(BTreeMap<Place<'a>, [i64; 5]>);
 
 impl<'a> Batch<'a> {
     pub fn add(&mut self, row: &'a LedgerRow) {
-        let Tokens { prompt_tokens, completion_tokens, total_tokens } = row.tokens;
+        let Tokens {
+            prompt_tokens,
+            completion_tokens,
+            total_tokens,
+        } = row.tokens;
         let is_unmeasured = row.status == Some(200) && total_tokens.is_none();
         let [prompt, completion, total] =
             [prompt_tokens, completion_tokens, total_tokens].map(Option::unwrap_or_default);
@@ -90,7 +100,9 @@ impl<'a> Batch<'a> {
                 row.gateway.as_str(),
             );
             let sums = self.0.entry(place).or_default();
-            sums.iter_mut().zip(figures).for_each(|(sum, figure)| *sum += figure);
+            sums.iter_mut()
+                .zip(figures)
+                .for_each(|(sum, figure)| *sum += figure);
         }
     }
 
@@ -98,7 +110,10 @@ impl<'a> Batch<'a> {
         self.0.into_iter().map(|(place, figures)| {
             let (span, start, key_id, key_name, status, error_code, gateway) = place;
             let place = values![span, start, key_id, key_name, status, error_code, gateway];
-            let parameters: Vec<SqlValue> = place.into_iter().chain(figures.map(SqlValue::from)).collect();
+            let parameters: Vec<SqlValue> = place
+                .into_iter()
+                .chain(figures.map(SqlValue::from))
+                .collect();
             Statement::new(UPSERT, parameters)
         })
     }

@@ -41,7 +41,12 @@ impl Store {
 
     /// Sets the password, and ends all sessions. Browsers stay known: their tokens give no access, only attempts of their own.
     pub fn set_console_password(&self, password: PasswordHash, by: &Actor) -> Result<()> {
-        let PasswordHash { salt, hash, memory_kib, passes } = password;
+        let PasswordHash {
+            salt,
+            hash,
+            memory_kib,
+            passes,
+        } = password;
         let statements = [
             Statement::new("DELETE FROM console_tokens WHERE kind = $1", values![TokenKind::Session.as_str()]),
             Statement::new(
@@ -64,14 +69,18 @@ impl Store {
         password: &PasswordHash,
         by: &Actor,
     ) -> Result<bool> {
-        let insert = |(digest, kind, time): (SecretDigest, TokenKind, i64)| {
-            Statement::new(
+        let insert =
+            |(digest, kind, time): (SecretDigest, TokenKind, i64)| {
+                Statement::new(
                 "INSERT INTO console_tokens SELECT $1, $2, $3 FROM console_password WHERE hash = $4
                  ON CONFLICT (digest) DO UPDATE SET expires = excluded.expires",
                 values![digest.0, kind.as_str(), now + time, password.hash.as_slice()],
             )
-        };
-        let expired = Statement::new("DELETE FROM console_tokens WHERE expires <= $1", values![now]);
+            };
+        let expired = Statement::new(
+            "DELETE FROM console_tokens WHERE expires <= $1",
+            values![now],
+        );
         let session = tokens[0].0.0;
         // The failed sign-ins come first, so that the operator sees them now.
         let write = |mut statements: Vec<Statement>| {
@@ -86,8 +95,9 @@ impl Store {
     pub fn has_token(&self, digest: &SecretDigest, kind: TokenKind, now: i64) -> Result<bool> {
         let statement =
             "SELECT count(*) FROM console_tokens WHERE digest = $1 AND kind = $2 AND expires > $3";
-        let count: i64 =
-            self.engine.read(|session| session.value(statement, &values![digest.0, kind.as_str(), now]))?;
+        let count: i64 = self
+            .engine
+            .read(|session| session.value(statement, &values![digest.0, kind.as_str(), now]))?;
         Ok(count > 0)
     }
 
@@ -97,25 +107,34 @@ impl Store {
         let statement = "SELECT digest FROM console_tokens WHERE kind = $1 AND expires > $2
                          ORDER BY expires DESC LIMIT $3";
         let parameters = values![TokenKind::Browser.as_str(), now, KNOWN_BROWSERS];
-        self.engine
-            .read(|session| session.rows(statement, &parameters, |mut row| row.next().map(SecretDigest)))
+        self.engine.read(|session| {
+            session.rows(statement, &parameters, |mut row| {
+                row.next().map(SecretDigest)
+            })
+        })
     }
 
     pub fn remove_token(&self, digest: SecretDigest) -> Result<()> {
         let remove = "DELETE FROM console_tokens WHERE digest = $1";
-        self.engine.write(&[Statement::new(remove, values![digest.0])]).map(drop)
+        self.engine
+            .write(&[Statement::new(remove, values![digest.0])])
+            .map(drop)
     }
 }
 
 pub(super) fn read_password(session: &dyn SqlSession) -> Result<Option<PasswordHash>> {
-    session.first("SELECT salt, hash, memory_kib, passes FROM console_password", &[], |mut row| {
-        Ok(PasswordHash {
-            salt: row.next()?,
-            hash: row.next()?,
-            memory_kib: row.next()?,
-            passes: row.next()?,
-        })
-    })
+    session.first(
+        "SELECT salt, hash, memory_kib, passes FROM console_password",
+        &[],
+        |mut row| {
+            Ok(PasswordHash {
+                salt: row.next()?,
+                hash: row.next()?,
+                memory_kib: row.next()?,
+                passes: row.next()?,
+            })
+        },
+    )
 }
 
 #[cfg(test)]
@@ -128,31 +147,79 @@ mod tests {
         let temporary = Temporary::new();
         let store = &temporary.store;
         let by = Actor::console("192.0.2.1".into());
-        let password = PasswordHash { salt: vec![1; 16], hash: vec![2; 32], memory_kib: 8, passes: 1 };
+        let password = PasswordHash {
+            salt: vec![1; 16],
+            hash: vec![2; 32],
+            memory_kib: 8,
+            passes: 1,
+        };
         let (session, browser) = (SecretDigest::of("one"), SecretDigest::of("other"));
-        let tokens = [(session, TokenKind::Session, 9), (browser, TokenKind::Browser, 98)];
+        let tokens = [
+            (session, TokenKind::Session, 9),
+            (browser, TokenKind::Browser, 98),
+        ];
         assert!(store.console_password().expect("a look-up").is_none());
-        assert!(!store.sign_in(tokens, 1, &password, &by).expect("no password is set"));
-        store.set_console_password(password.clone(), &by).expect("a password");
-        assert_eq!(store.console_password().expect("a look-up"), Some(password.clone()));
+        assert!(
+            !store
+                .sign_in(tokens, 1, &password, &by)
+                .expect("no password is set")
+        );
+        store
+            .set_console_password(password.clone(), &by)
+            .expect("a password");
+        assert_eq!(
+            store.console_password().expect("a look-up"),
+            Some(password.clone())
+        );
         assert!(store.sign_in(tokens, 1, &password, &by).expect("a sign-in"));
-        let has = |digest: &SecretDigest, kind, now| store.has_token(digest, kind, now).expect("a look-up");
+        let has = |digest: &SecretDigest, kind, now| {
+            store.has_token(digest, kind, now).expect("a look-up")
+        };
         assert!(
             has(&session, TokenKind::Session, 9) && !has(&session, TokenKind::Session, 10),
             "until it expires"
         );
         assert!(has(&browser, TokenKind::Browser, 98));
-        assert!(!has(&browser, TokenKind::Session, 9), "a browser that is known is not signed in");
+        assert!(
+            !has(&browser, TokenKind::Session, 9),
+            "a browser that is known is not signed in"
+        );
         store.remove_token(session).expect("a sign-out");
         assert!(!has(&session, TokenKind::Session, 9));
-        let changed = PasswordHash { hash: vec![3; 32], ..password.clone() };
-        assert!(store.sign_in(tokens, 1, &password, &by).expect("a second sign-in"));
-        store.set_console_password(changed.clone(), &by).expect("another password");
-        assert!(!has(&session, TokenKind::Session, 9), "another password ends the sessions");
-        assert!(has(&browser, TokenKind::Browser, 9), "the browser stays known");
-        assert!(!store.sign_in(tokens, 1, &password, &by).expect("the old password"));
-        assert!(store.sign_in(tokens, 11, &changed, &by).expect("the new password"));
-        assert!(has(&browser, TokenKind::Browser, 108), "its time starts again");
+        let changed = PasswordHash {
+            hash: vec![3; 32],
+            ..password.clone()
+        };
+        assert!(
+            store
+                .sign_in(tokens, 1, &password, &by)
+                .expect("a second sign-in")
+        );
+        store
+            .set_console_password(changed.clone(), &by)
+            .expect("another password");
+        assert!(
+            !has(&session, TokenKind::Session, 9),
+            "another password ends the sessions"
+        );
+        assert!(
+            has(&browser, TokenKind::Browser, 9),
+            "the browser stays known"
+        );
+        assert!(
+            !store
+                .sign_in(tokens, 1, &password, &by)
+                .expect("the old password")
+        );
+        assert!(
+            store
+                .sign_in(tokens, 11, &changed, &by)
+                .expect("the new password")
+        );
+        assert!(
+            has(&browser, TokenKind::Browser, 108),
+            "its time starts again"
+        );
     }
 
     #[test]
@@ -160,13 +227,27 @@ mod tests {
         let temporary = Temporary::new();
         let store = &temporary.store;
         let by = Actor::console("192.0.2.1".into());
-        let password = PasswordHash { salt: vec![1; 16], hash: vec![2; 32], memory_kib: 8, passes: 1 };
-        store.set_console_password(password.clone(), &by).expect("a password");
+        let password = PasswordHash {
+            salt: vec![1; 16],
+            hash: vec![2; 32],
+            memory_kib: 8,
+            passes: 1,
+        };
+        store
+            .set_console_password(password.clone(), &by)
+            .expect("a password");
         let browser = |number: i64| SecretDigest::of(&format!("browser {number}"));
         let sign_in = |number: i64, now: i64| {
             let session = SecretDigest::of(&format!("session {now}"));
-            let tokens = [(session, TokenKind::Session, 9), (browser(number), TokenKind::Browser, 1000)];
-            assert!(store.sign_in(tokens, now, &password, &by).expect("a sign-in"));
+            let tokens = [
+                (session, TokenKind::Session, 9),
+                (browser(number), TokenKind::Browser, 1000),
+            ];
+            assert!(
+                store
+                    .sign_in(tokens, now, &password, &by)
+                    .expect("a sign-in")
+            );
         };
         (0..=KNOWN_BROWSERS).for_each(|number| sign_in(number, number));
         let known = store.known_browsers(100).expect("a look-up");
@@ -175,6 +256,10 @@ mod tests {
         sign_in(0, 200);
         let known = store.known_browsers(200).expect("a look-up");
         assert!(known.contains(&browser(0)) && !known.contains(&browser(1)));
-        assert_eq!(store.known_browsers(1200).expect("a look-up"), [], "until they expire");
+        assert_eq!(
+            store.known_browsers(1200).expect("a look-up"),
+            [],
+            "until they expire"
+        );
     }
 }

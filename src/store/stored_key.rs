@@ -30,8 +30,25 @@ impl Key {
     /// The version of everything that can be changed about a key. A form that shows the key carries it, so that a save
     /// does not overwrite a later change.
     pub fn version(&self) -> String {
-        let Self { name, permissions, expires, concurrent, revoked, .. } = self;
-        let all = format!("{:?}", (name, permissions, expires, concurrent, self.budget(), revoked));
+        let Self {
+            name,
+            permissions,
+            expires,
+            concurrent,
+            revoked,
+            ..
+        } = self;
+        let all = format!(
+            "{:?}",
+            (
+                name,
+                permissions,
+                expires,
+                concurrent,
+                self.budget(),
+                revoked
+            )
+        );
         hex::encode(&SecretDigest::of(&all).0[..8])
     }
 
@@ -54,7 +71,9 @@ impl Key {
         };
         let pairs = properties(self).zip(properties(after));
         let changed = pairs.filter(|(before, after)| before != after);
-        changed.map(|((property, old), (_, new))| format!("{property}: {old} → {new}")).collect()
+        changed
+            .map(|((property, old), (_, new))| format!("{property}: {old} → {new}"))
+            .collect()
     }
 
     pub fn state(&self, now: i64) -> KeyState {
@@ -74,19 +93,31 @@ impl Key {
             (None, _) => None,
         };
         if let Some((state, since)) = state {
-            return format!("No request with it is accepted: it {state} at {}.", when::format_utc(since));
+            return format!(
+                "No request with it is accepted: it {state} at {}.",
+                when::format_utc(since)
+            );
         }
-        let permissions: Vec<&str> =
-            self.permissions.iter().map(|permission| permission.in_words()).collect();
+        let permissions: Vec<&str> = self
+            .permissions
+            .iter()
+            .map(|permission| permission.in_words())
+            .collect();
         let mut words = vec![format!("It may {}", permissions.join(" and "))];
         if let Some(expires) = self.expires {
-            words.push(format!("until {} ({})", when::format_end(expires), time_left(expires - now)));
+            words.push(format!(
+                "until {} ({})",
+                when::format_end(expires),
+                time_left(expires - now)
+            ));
         }
-        words.extend(self.concurrent.map(|number| format!("at most {} at a time", grouped(number.into()))));
         words.extend(
-            self.budget()
-                .map(|Budget { tokens, per }| format!("{} per {}", count(tokens, "token"), per.as_str())),
+            self.concurrent
+                .map(|number| format!("at most {} at a time", grouped(number.into()))),
         );
+        words.extend(self.budget().map(|Budget { tokens, per }| {
+            format!("{} per {}", count(tokens, "token"), per.as_str())
+        }));
         words.join(", ") + "."
     }
 
@@ -147,7 +178,9 @@ impl Permission {
     pub const ALL: [Self; 2] = [Self::Completions, Self::Metrics];
 
     pub fn parse(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|permission| permission.as_str() == word)
+        Self::ALL
+            .into_iter()
+            .find(|permission| permission.as_str() == word)
     }
 
     pub fn as_str(self) -> &'static str {
@@ -167,7 +200,11 @@ impl Permission {
 
     /// The words, comma separated.
     pub fn join(permissions: &[Self]) -> String {
-        permissions.iter().map(|permission| permission.as_str()).collect::<Vec<_>>().join(",")
+        permissions
+            .iter()
+            .map(|permission| permission.as_str())
+            .collect::<Vec<_>>()
+            .join(",")
     }
 }
 
@@ -176,13 +213,15 @@ impl Permission {
 pub struct KeyName(pub(super) String);
 
 impl KeyName {
-    pub const TAKES: &str = "1 to 64 printable characters, and not the form of a key's id or secret";
+    pub const TAKES: &str =
+        "1 to 64 printable characters, and not the form of a key's id or secret";
 
     pub fn parse(text: &str) -> Option<Self> {
         let length = text.chars().count();
         // One key's name must not look like another's, or like its id.
-        let is_name =
-            (1..=64).contains(&length) && !text.chars().any(is_unprintable) && !text.trim().is_empty();
+        let is_name = (1..=64).contains(&length)
+            && !text.chars().any(is_unprintable)
+            && !text.trim().is_empty();
         let is_id = has_shape(&text.trim().to_ascii_lowercase(), "key_", 16);
         (is_name && !is_id && !contains_secret(text)).then(|| Self(text.to_owned()))
     }
@@ -233,7 +272,9 @@ pub const CONCURRENT_TAKES: &str = "a number from 1 to 10000";
 
 /// Parses how many requests of a key may be processed at once.
 pub fn parse_concurrent(text: &str) -> Option<u32> {
-    text.parse().ok().filter(|number| (1..=10_000).contains(number))
+    text.parse()
+        .ok()
+        .filter(|number| (1..=10_000).contains(number))
 }
 
 /// A key's terms in words.
@@ -246,8 +287,14 @@ pub(super) fn terms(
     [
         ("permissions", Permission::join(permissions)),
         ("expires", time_or_never(expires)),
-        ("concurrent", concurrent.map_or("none".into(), |number| number.to_string())),
-        ("budget", budget.map_or("none".into(), |budget| budget.to_string())),
+        (
+            "concurrent",
+            concurrent.map_or("none".into(), |number| number.to_string()),
+        ),
+        (
+            "budget",
+            budget.map_or("none".into(), |budget| budget.to_string()),
+        ),
     ]
 }
 
@@ -260,7 +307,11 @@ pub(super) fn read_key(mut row: Row) -> Result<Key> {
         id: row.next()?,
         name: row.next()?,
         hint: row.next()?,
-        permissions: row.next::<String>()?.split(',').filter_map(Permission::parse).collect(),
+        permissions: row
+            .next::<String>()?
+            .split(',')
+            .filter_map(Permission::parse)
+            .collect(),
         created: row.next()?,
         expires: row.next()?,
         last_used: row.next()?,
@@ -294,18 +345,40 @@ mod tests {
 
     #[test]
     fn names() {
-        for text in ["x", "Ünïcode ☂", "<script>alert(1)</script>", &"é".repeat(64)] {
+        for text in [
+            "x",
+            "Ünïcode ☂",
+            "<script>alert(1)</script>",
+            &"é".repeat(64),
+        ] {
             assert!(KeyName::parse(text).is_some(), "{text}");
         }
-        for text in ["", " ", "a\nb", "a\u{0}", "\u{202e}abc", "a\u{200b}", &"x".repeat(65)] {
+        for text in [
+            "",
+            " ",
+            "a\nb",
+            "a\u{0}",
+            "\u{202e}abc",
+            "a\u{200b}",
+            &"x".repeat(65),
+        ] {
             assert!(KeyName::parse(text).is_none(), "{text:?}");
         }
-        for text in
-            ["key_0123456789abcdef", " KEY_0123456789ABCDEF", "adr_0123456789", "was Adr_0123456789ab"]
-        {
+        for text in [
+            "key_0123456789abcdef",
+            " KEY_0123456789ABCDEF",
+            "adr_0123456789",
+            "was Adr_0123456789ab",
+        ] {
             assert!(KeyName::parse(text).is_none(), "{text:?}");
         }
-        for text in ["key_1", "key_0123456789abcdef0", "key_of_Ana", "adr_ic", "ana@example.org"] {
+        for text in [
+            "key_1",
+            "key_0123456789abcdef0",
+            "key_of_Ana",
+            "adr_ic",
+            "ana@example.org",
+        ] {
             assert!(KeyName::parse(text).is_some(), "{text}");
         }
     }
@@ -325,9 +398,15 @@ mod tests {
              500,000 tokens per day."
         );
         key.expires = Some(now + 12 * 3600);
-        assert!(key.in_words(now).contains(", until 2024-10-04 13:00 UTC (12 hours), "));
+        assert!(
+            key.in_words(now)
+                .contains(", until 2024-10-04 13:00 UTC (12 hours), ")
+        );
         key.expires = Some(now);
-        assert_eq!(key.in_words(now), "No request with it is accepted: it expired at 2024-10-04 01:00 UTC.");
+        assert_eq!(
+            key.in_words(now),
+            "No request with it is accepted: it expired at 2024-10-04 01:00 UTC."
+        );
         key.revoked = Some(now - 60);
         assert_eq!(
             key.in_words(now),
@@ -371,9 +450,13 @@ mod tests {
 
     #[test]
     fn limits() {
-        for (text, number) in
-            [("1", Some(1)), ("10000", Some(10_000)), ("0", None), ("10001", None), ("-1", None)]
-        {
+        for (text, number) in [
+            ("1", Some(1)),
+            ("10000", Some(10_000)),
+            ("0", None),
+            ("10001", None),
+            ("-1", None),
+        ] {
             assert_eq!(parse_concurrent(text), number, "{text}");
         }
     }

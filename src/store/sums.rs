@@ -20,7 +20,10 @@ pub struct Filter<'a> {
 }
 
 impl Filter<'_> {
-    pub const ALL: Self = Self { key_id: None, gateway: None };
+    pub const ALL: Self = Self {
+        key_id: None,
+        gateway: None,
+    };
 }
 
 /// Figures over some requests.
@@ -38,8 +41,22 @@ pub struct Sums {
 
 impl Sums {
     fn all(&mut self) -> [&mut i64; 6] {
-        let Self { requests, errors, prompt_tokens, completion_tokens, total_tokens, unmeasured } = self;
-        [requests, errors, prompt_tokens, completion_tokens, total_tokens, unmeasured]
+        let Self {
+            requests,
+            errors,
+            prompt_tokens,
+            completion_tokens,
+            total_tokens,
+            unmeasured,
+        } = self;
+        [
+            requests,
+            errors,
+            prompt_tokens,
+            completion_tokens,
+            total_tokens,
+            unmeasured,
+        ]
     }
 
     pub fn add(&mut self, other: &Self) {
@@ -93,7 +110,14 @@ impl RollupRow {
             total_tokens: row.next()?,
             unmeasured: row.next()?,
         };
-        Ok(Self { start, key_id, status, error_code, gateway, sums })
+        Ok(Self {
+            start,
+            key_id,
+            status,
+            error_code,
+            gateway,
+            sums,
+        })
     }
 }
 
@@ -106,7 +130,11 @@ impl Store {
             names.extend(self.list_keys()?.into_iter().map(|key| (key.id, key.name)));
         }
         let mut groups = BTreeMap::<Vec<Group>, Sums>::new();
-        let span = if by.contains(&Grouping::Hour) { Span::Hour } else { Span::Day };
+        let span = if by.contains(&Grouping::Hour) {
+            Span::Hour
+        } else {
+            Span::Day
+        };
         self.figures(span, range, filter, |row| {
             let group = by.iter().map(|by| by.group(&row)).collect();
             groups.entry(group).or_default().add(&row.sums);
@@ -120,12 +148,20 @@ impl Store {
         }
         let mut groups: Vec<_> = groups.into_iter().collect();
         groups.sort_by_cached_key(|(group, _)| {
-            let order =
-                |place: usize| (Reverse(requests.get(&group[..=place]).copied()), group[place].clone());
+            let order = |place: usize| {
+                (
+                    Reverse(requests.get(&group[..=place]).copied()),
+                    group[place].clone(),
+                )
+            };
             (0..group.len()).map(order).collect::<Vec<_>>()
         });
         let named = |(group, sums): (Vec<Group>, Sums)| {
-            let labels = by.iter().zip(group).flat_map(|(by, group)| by.named(group, &names)).collect();
+            let labels = by
+                .iter()
+                .zip(group)
+                .flat_map(|(by, group)| by.named(group, &names))
+                .collect();
             UsageRow { labels, sums }
         };
         Ok(groups.into_iter().map(named).collect())
@@ -134,16 +170,27 @@ impl Store {
     /// Replaces open bounds, so that the same range can be asked for again: the start of the first day that has sums, and the
     /// second after now, or after the newest row if its clock was ahead.
     pub fn bounded(&self, range: Range, now: i64) -> Result<Range> {
-        let Range { mut since, mut until } = range;
+        let Range {
+            mut since,
+            mut until,
+        } = range;
         self.engine.read(|session| {
             if until == i64::MAX {
-                let newest: Option<String> = session.value("SELECT max(request_id) FROM usage", &[])?;
-                until = newest.as_deref().and_then(RequestId::time_of).unwrap_or(now).max(now) + 1;
+                let newest: Option<String> =
+                    session.value("SELECT max(request_id) FROM usage", &[])?;
+                until = newest
+                    .as_deref()
+                    .and_then(RequestId::time_of)
+                    .unwrap_or(now)
+                    .max(now)
+                    + 1;
             }
             if since == i64::MIN {
                 let first = "SELECT min(start) FROM usage_rollup WHERE span = 86400";
                 let first: Option<i64> = session.value(first, &[])?;
-                since = first.unwrap_or(Span::Day.start(now)).min(Span::Day.start(until - 1));
+                since = first
+                    .unwrap_or(Span::Day.start(now))
+                    .min(Span::Day.start(until - 1));
             }
             Ok(Range { since, until })
         })
@@ -151,7 +198,13 @@ impl Store {
 
     /// Fails if retention has removed the rows of an hour that a range cuts.
     pub fn check_rows_of(&self, range: Range) -> Result<()> {
-        self.engine.read(|session| Division { session, parts: Vec::new() }.divide(range, Span::Day))
+        self.engine.read(|session| {
+            Division {
+                session,
+                parts: Vec::new(),
+            }
+            .divide(range, Span::Day)
+        })
     }
 
     /// Extends a range to full hours if it cuts hours whose rows retention has removed.
@@ -159,8 +212,16 @@ impl Store {
         match self.check_rows_of(range) {
             Err(StoreError::RowsRemoved(hour)) => {
                 let end = hour + Span::Hour.seconds();
-                let since = if (hour..end).contains(&range.since) { hour } else { range.since };
-                let until = if (hour..end).contains(&range.until) { end } else { range.until };
+                let since = if (hour..end).contains(&range.since) {
+                    hour
+                } else {
+                    range.since
+                };
+                let until = if (hour..end).contains(&range.until) {
+                    end
+                } else {
+                    range.until
+                };
                 self.answerable(Range { since, until })
             }
             checked => checked.map(|()| range),
@@ -181,7 +242,10 @@ impl Store {
         }
         let mut parameters = values![0_i64, 0_i64, filter.key_id, filter.gateway];
         self.engine.read(|session| {
-            let mut division = Division { session, parts: Vec::new() };
+            let mut division = Division {
+                session,
+                parts: Vec::new(),
+            };
             division.divide(range, span)?;
             for (source, from, to) in division.parts {
                 let [spans, rows] = statements(source.unwrap_or(span));
@@ -191,8 +255,9 @@ impl Store {
                 };
                 (parameters[0], parameters[1]) = (bound(from), bound(to));
                 let statement = if source.is_some() { spans } else { rows };
-                session
-                    .query(&statement, &parameters, &mut |row| RollupRow::read(row, span).map(&mut take))?;
+                session.query(&statement, &parameters, &mut |row| {
+                    RollupRow::read(row, span).map(&mut take)
+                })?;
             }
             Ok(())
         })
@@ -202,7 +267,8 @@ impl Store {
 /// The statements for whole spans and for rows, both with the columns of `RollupRow`.
 pub(super) fn statements(span: Span) -> [String; 2] {
     let seconds = span.seconds();
-    let wanted = "(CAST($3 AS TEXT) IS NULL OR key_id = $3) AND (CAST($4 AS TEXT) IS NULL OR gateway = $4)";
+    let wanted =
+        "(CAST($3 AS TEXT) IS NULL OR key_id = $3) AND (CAST($4 AS TEXT) IS NULL OR gateway = $4)";
     let spans = format!(
         "SELECT start, key_id, status, error_code, gateway, requests, prompt_tokens, completion_tokens, total_tokens,
          unmeasured FROM usage_rollup
@@ -229,9 +295,18 @@ mod tests {
     const HOUR: i64 = 3600;
 
     fn groups(store: &Store, range: Range, by: Grouping) -> Vec<(String, i64)> {
-        let label = |row: &UsageRow| row.labels[by.labels()[0]].to_string().trim_matches('"').to_owned();
-        let rows = store.grouped(range, Filter::ALL, &[by]).expect("the figures");
-        rows.iter().map(|row| (label(row), row.sums.requests)).collect()
+        let label = |row: &UsageRow| {
+            row.labels[by.labels()[0]]
+                .to_string()
+                .trim_matches('"')
+                .to_owned()
+        };
+        let rows = store
+            .grouped(range, Filter::ALL, &[by])
+            .expect("the figures");
+        rows.iter()
+            .map(|row| (label(row), row.sums.requests))
+            .collect()
     }
 
     /// The hour that a range may not cut.
@@ -250,7 +325,11 @@ mod tests {
         write(store, "c", "key_2", DAY + 4000, 502, None);
         write(store, "d", "key_1", 40 * DAY + 3, 400, None);
         let (status, error_code) = (None, Some("abandoned".into()));
-        let abandoned = LedgerRow { status, error_code, ..row("f", "key_1", 40 * DAY + 5) };
+        let abandoned = LedgerRow {
+            status,
+            error_code,
+            ..row("f", "key_1", 40 * DAY + 5)
+        };
         store.append(abandoned).expect("a row");
         temporary
     }
@@ -258,12 +337,24 @@ mod tests {
     #[test]
     fn sums_of_everything() {
         let temporary = filled();
-        let all = temporary.store.sums(Range::ALL, Filter::ALL).expect("the figures");
-        assert_eq!((all.requests, all.errors, all.total_tokens, all.unmeasured), (5, 3, 5, 1));
+        let all = temporary
+            .store
+            .sums(Range::ALL, Filter::ALL)
+            .expect("the figures");
+        assert_eq!(
+            (all.requests, all.errors, all.total_tokens, all.unmeasured),
+            (5, 3, 5, 1)
+        );
         assert_eq!((all.prompt_tokens, all.completion_tokens), (0, 5));
         let none = temporary
             .store
-            .sums(Range { since: 100 * DAY, until: i64::MAX }, Filter::ALL)
+            .sums(
+                Range {
+                    since: 100 * DAY,
+                    until: i64::MAX,
+                },
+                Filter::ALL,
+            )
             .expect("the figures");
         assert_eq!(none, Sums::default());
     }
@@ -273,10 +364,29 @@ mod tests {
         let temporary = filled();
         for since in [i64::MIN, 5] {
             let sums = |key_id| {
-                let filter = Filter { key_id: Some(key_id), ..Filter::ALL };
-                temporary.store.sums(Range { since, until: i64::MAX }, filter).expect("the figures")
+                let filter = Filter {
+                    key_id: Some(key_id),
+                    ..Filter::ALL
+                };
+                temporary
+                    .store
+                    .sums(
+                        Range {
+                            since,
+                            until: i64::MAX,
+                        },
+                        filter,
+                    )
+                    .expect("the figures")
             };
-            assert_eq!((sums("key_1").requests, sums("key_2").errors, sums("key").requests), (4, 1, 0));
+            assert_eq!(
+                (
+                    sums("key_1").requests,
+                    sums("key_2").errors,
+                    sums("key").requests
+                ),
+                (4, 1, 0)
+            );
         }
     }
 
@@ -287,20 +397,48 @@ mod tests {
         let now = 20 * DAY;
         for number in 0..100_i64 {
             let (status, key) = (if number % 10 == 3 { 502 } else { 200 }, ["key_1", "key_2"]);
-            write(store, "x", key[number as usize % 2], now - number * 50, status, Some(number));
+            write(
+                store,
+                "x",
+                key[number as usize % 2],
+                now - number * 50,
+                status,
+                Some(number),
+            );
         }
         let code = |code: &str| Matching::Code(code.into());
         for (span, from, to, key_id, matching, expected) in [
             (Span::Minute, -3600, 60, None, Matching::Anything, 73),
             (Span::Minute, -3599, 30, None, Matching::Success, 65),
             (Span::Hour, -7200, 3600, None, Matching::Anything, 100),
-            (Span::Hour, -3600, 3600, Some("key_2"), Matching::Anything, 36),
-            (Span::Hour, -3549, -99, Some("key_2"), Matching::Anything, 34),
+            (
+                Span::Hour,
+                -3600,
+                3600,
+                Some("key_2"),
+                Matching::Anything,
+                36,
+            ),
+            (
+                Span::Hour,
+                -3549,
+                -99,
+                Some("key_2"),
+                Matching::Anything,
+                34,
+            ),
             (Span::Day, -DAY, DAY, None, Matching::Success, 90),
             (Span::Day, -DAY, DAY, None, Matching::Failure, 10),
             (Span::Day, -3000, 1, None, Matching::Failure, 6),
             (Span::Day, -3000, 1, None, code("inference_error"), 6),
-            (Span::Day, -DAY, DAY, Some("key_2"), code("inference_error"), 10),
+            (
+                Span::Day,
+                -DAY,
+                DAY,
+                Some("key_2"),
+                code("inference_error"),
+                10,
+            ),
             (Span::Day, -DAY, DAY, None, code("interrupted"), 0),
         ] {
             let (mut requests, mut starts) = (0, Vec::new());
@@ -310,10 +448,23 @@ mod tests {
                 }
                 starts.push(row.start);
             };
-            let (range, filter) =
-                (Range { since: now + from, until: now + to }, Filter { key_id, ..Filter::ALL });
-            store.figures(span, range, filter, take).expect("the figures");
-            assert_eq!(requests, expected, "{span:?} {range:?} {key_id:?} {matching:?}");
+            let (range, filter) = (
+                Range {
+                    since: now + from,
+                    until: now + to,
+                },
+                Filter {
+                    key_id,
+                    ..Filter::ALL
+                },
+            );
+            store
+                .figures(span, range, filter, take)
+                .expect("the figures");
+            assert_eq!(
+                requests, expected,
+                "{span:?} {range:?} {key_id:?} {matching:?}"
+            );
             assert!(starts.is_sorted() && starts.iter().all(|start| span.start(*start) == *start));
         }
     }
@@ -324,17 +475,48 @@ mod tests {
         let store = &temporary.store;
         for hour in 0..48 {
             write(store, "x", "key_1", 500 * DAY + hour * HOUR, 200, Some(1));
-            write(store, "y", "key_2", 500 * DAY + hour * HOUR + 1800, 200, Some(1));
+            write(
+                store,
+                "y",
+                "key_2",
+                500 * DAY + hour * HOUR + 1800,
+                200,
+                Some(1),
+            );
         }
         let hours = |since| {
-            let rows = store.grouped(Range { since, until: i64::MAX }, Filter::ALL, &[Grouping::Hour]);
-            removed_hour(rows.map(|rows| (rows.len(), rows.iter().map(|row| row.sums.requests).sum::<i64>())))
+            let rows = store.grouped(
+                Range {
+                    since,
+                    until: i64::MAX,
+                },
+                Filter::ALL,
+                &[Grouping::Hour],
+            );
+            removed_hour(rows.map(|rows| {
+                (
+                    rows.len(),
+                    rows.iter().map(|row| row.sums.requests).sum::<i64>(),
+                )
+            }))
         };
         assert_eq!(hours(i64::MIN), Ok((48, 96)));
-        assert_eq!(hours(500 * DAY + 1800), Ok((48, 95)), "half of the first hour, from its rows");
-        while store.remove_before(i64::MAX, i64::MAX, 1000).expect("a step") > 0 {}
+        assert_eq!(
+            hours(500 * DAY + 1800),
+            Ok((48, 95)),
+            "half of the first hour, from its rows"
+        );
+        while store
+            .remove_before(i64::MAX, i64::MAX, 1000)
+            .expect("a step")
+            > 0
+        {}
         assert_eq!(hours(i64::MIN), Ok((48, 96)), "from the rollup");
-        assert_eq!(hours(500 * DAY + 1800), Err(500 * DAY), "an hour that can't be divided");
+        assert_eq!(
+            hours(500 * DAY + 1800),
+            Err(500 * DAY),
+            "an hour that can't be divided"
+        );
     }
 
     /// A bound with a time of day was rounded to its day if retention had removed the rows, and nothing said so.
@@ -343,7 +525,14 @@ mod tests {
         let temporary = Temporary::new();
         let store = &temporary.store;
         for half_hour in 0..4 * 48 {
-            write(store, "x", "key_1", 500 * DAY + half_hour * HOUR / 2 + 1, 200, Some(1));
+            write(
+                store,
+                "x",
+                "key_1",
+                500 * DAY + half_hour * HOUR / 2 + 1,
+                200,
+                Some(1),
+            );
         }
         let at = |day: i64, hour: i64| day * DAY + hour * HOUR;
         let counted = |since, until| {
@@ -361,15 +550,30 @@ mod tests {
             (at(499, 13) + 7, at(500, 1), 2),
             (i64::MIN, at(502, 7), 110),
         ];
-        let all_exact =
-            || ranges.iter().all(|(since, until, expected)| counted(*since, *until) == Ok(*expected));
+        let all_exact = || {
+            ranges
+                .iter()
+                .all(|(since, until, expected)| counted(*since, *until) == Ok(*expected))
+        };
         assert!(all_exact(), "from the rows");
-        assert_eq!(counted(at(500, 13) + 900, at(500, 15) - 900), Ok(3), "parts of hours, from the rows");
-        while store.remove_before(at(503, 12), at(505, 0), 1000).expect("a step") > 0 {}
+        assert_eq!(
+            counted(at(500, 13) + 900, at(500, 15) - 900),
+            Ok(3),
+            "parts of hours, from the rows"
+        );
+        while store
+            .remove_before(at(503, 12), at(505, 0), 1000)
+            .expect("a step")
+            > 0
+        {}
         assert!(all_exact(), "from the hours");
         assert_eq!(counted(at(500, 13) + 900, at(500, 15)), Err(at(500, 13)));
         assert_eq!(counted(at(500, 13), at(500, 15) - 900), Err(at(500, 14)));
-        assert_eq!(counted(at(503, 13) + 900, at(503, 15)), Ok(3), "an hour that has its rows");
+        assert_eq!(
+            counted(at(503, 13) + 900, at(503, 15)),
+            Ok(3),
+            "an hour that has its rows"
+        );
         assert_eq!(counted(at(500, 0), at(503, 0)), Ok(144), "whole days");
     }
 
@@ -397,14 +601,24 @@ mod tests {
         for since in edges {
             for until in edges {
                 let range = Range { since, until };
-                let expected = times.iter().filter(|&&time| time >= since && time < until).count() as i64;
+                let expected = times
+                    .iter()
+                    .filter(|&&time| time >= since && time < until)
+                    .count() as i64;
                 assert_eq!(
-                    temporary.store.sums(range, Filter::ALL).expect("the figures").requests,
+                    temporary
+                        .store
+                        .sums(range, Filter::ALL)
+                        .expect("the figures")
+                        .requests,
                     expected,
                     "{range:?}"
                 );
                 for by in Grouping::ALL.map(|(_, by)| by) {
-                    let sum: i64 = groups(&temporary.store, range, by).iter().map(|(_, count)| count).sum();
+                    let sum: i64 = groups(&temporary.store, range, by)
+                        .iter()
+                        .map(|(_, count)| count)
+                        .sum();
                     assert_eq!(sum, expected, "{range:?} by {by:?}");
                 }
             }
@@ -418,19 +632,36 @@ mod tests {
         let pairs = |list: &[(&str, i64)]| -> Vec<(String, i64)> {
             list.iter().map(|(a, b)| (a.to_string(), *b)).collect()
         };
-        assert_eq!(by(Grouping::Day), pairs(&[("1970-01-01", 1), ("1970-01-02", 2), ("1970-02-10", 2)]));
-        assert_eq!(by(Grouping::Month), pairs(&[("1970-01", 3), ("1970-02", 2)]));
+        assert_eq!(
+            by(Grouping::Day),
+            pairs(&[("1970-01-01", 1), ("1970-01-02", 2), ("1970-02-10", 2)])
+        );
+        assert_eq!(
+            by(Grouping::Month),
+            pairs(&[("1970-01", 3), ("1970-02", 2)])
+        );
         assert_eq!(by(Grouping::Key), pairs(&[("key_1", 4), ("key_2", 1)]));
-        assert_eq!(by(Grouping::Status), pairs(&[("null", 1), ("200", 2), ("400", 1), ("502", 1)]));
-        assert_eq!(by(Grouping::Hour)[1..3], pairs(&[("1970-01-02T00:00Z", 1), ("1970-01-02T01:00Z", 1)]));
+        assert_eq!(
+            by(Grouping::Status),
+            pairs(&[("null", 1), ("200", 2), ("400", 1), ("502", 1)])
+        );
+        assert_eq!(
+            by(Grouping::Hour)[1..3],
+            pairs(&[("1970-01-02T00:00Z", 1), ("1970-01-02T01:00Z", 1)])
+        );
     }
 
     #[test]
     fn two_groupings_are_in_the_order_in_which_they_are_named() {
         let temporary = filled();
         let by = |by: [Grouping; 2]| -> Vec<String> {
-            let rows = temporary.store.grouped(Range::ALL, Filter::ALL, &by).expect("the figures");
-            let label = |row: &UsageRow, by: Grouping| row.labels[by.labels()[0]].as_str().map(str::to_owned);
+            let rows = temporary
+                .store
+                .grouped(Range::ALL, Filter::ALL, &by)
+                .expect("the figures");
+            let label = |row: &UsageRow, by: Grouping| {
+                row.labels[by.labels()[0]].as_str().map(str::to_owned)
+            };
             rows.iter()
                 .map(|row| {
                     let [one, other] = by.map(|by| label(row, by).expect("a text"));
@@ -460,29 +691,63 @@ mod tests {
     fn an_open_range_has_bounds() {
         let temporary = Temporary::new();
         let bounded = |since, until| {
-            let range = temporary.store.bounded(Range { since, until }, 50 * DAY + 7).expect("the bounds");
+            let range = temporary
+                .store
+                .bounded(Range { since, until }, 50 * DAY + 7)
+                .expect("the bounds");
             (range.since, range.until)
         };
-        assert_eq!(bounded(i64::MIN, i64::MAX), (50 * DAY, 50 * DAY + 8), "an empty ledger");
+        assert_eq!(
+            bounded(i64::MIN, i64::MAX),
+            (50 * DAY, 50 * DAY + 8),
+            "an empty ledger"
+        );
         write(&temporary.store, "a", "key_1", 40 * DAY + 3, 200, Some(5));
         assert_eq!(bounded(i64::MIN, i64::MAX), (40 * DAY, 50 * DAY + 8));
-        assert_eq!(bounded(i64::MIN, 30 * DAY + 5), (30 * DAY, 30 * DAY + 5), "before the first row");
+        assert_eq!(
+            bounded(i64::MIN, 30 * DAY + 5),
+            (30 * DAY, 30 * DAY + 5),
+            "before the first row"
+        );
         assert_eq!(bounded(7, 9), (7, 9));
         write(&temporary.store, "b", "key_1", 50 * DAY + 100, 200, Some(5));
-        assert_eq!(bounded(i64::MIN, i64::MAX), (40 * DAY, 50 * DAY + 101), "a clock that is ahead");
+        assert_eq!(
+            bounded(i64::MIN, i64::MAX),
+            (40 * DAY, 50 * DAY + 101),
+            "a clock that is ahead"
+        );
     }
 
     #[test]
     fn a_renamed_key_has_one_line_with_its_present_name() {
         let temporary = filled();
         for end in ["f", "g"] {
-            let renamed = LedgerRow { key_name: "second name".into(), ..row(end, "key_2", 41 * DAY) };
-            temporary.store.append(with_outcome(renamed, 400, None)).expect("a row");
+            let renamed = LedgerRow {
+                key_name: "second name".into(),
+                ..row(end, "key_2", 41 * DAY)
+            };
+            temporary
+                .store
+                .append(with_outcome(renamed, 400, None))
+                .expect("a row");
         }
-        temporary.store.tamper("UPDATE keys SET name = 'third name' WHERE id = 'key_2'");
-        let rows = temporary.store.grouped(Range::ALL, Filter::ALL, &[Grouping::Key]).expect("the figures");
-        let found: Vec<_> =
-            rows.iter().map(|row| (row.labels["name"].to_string(), row.sums.requests)).collect();
-        assert_eq!(found, [("\"name of key_1\"".into(), 4), ("\"third name\"".into(), 3)]);
+        temporary
+            .store
+            .tamper("UPDATE keys SET name = 'third name' WHERE id = 'key_2'");
+        let rows = temporary
+            .store
+            .grouped(Range::ALL, Filter::ALL, &[Grouping::Key])
+            .expect("the figures");
+        let found: Vec<_> = rows
+            .iter()
+            .map(|row| (row.labels["name"].to_string(), row.sums.requests))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("\"name of key_1\"".into(), 4),
+                ("\"third name\"".into(), 3)
+            ]
+        );
     }
 }

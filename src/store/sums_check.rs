@@ -31,10 +31,14 @@ pub(super) struct SumsCheck {
 
 pub(super) fn compare(session: &dyn SqlSession, progress: &Progress) -> Result<SumsCheck> {
     let chains = "SELECT name, anchor_seq, head_seq FROM gateways ORDER BY name";
-    let chains: Vec<(String, i64, i64)> =
-        session.rows(chains, &[], |mut row| Ok((row.next()?, row.next()?, row.next()?)))?;
+    let chains: Vec<(String, i64, i64)> = session.rows(chains, &[], |mut row| {
+        Ok((row.next()?, row.next()?, row.next()?))
+    })?;
     let mut missing = MissingRows {
-        removed: chains.iter().map(|(name, anchor, _)| (name.clone(), *anchor)).collect(),
+        removed: chains
+            .iter()
+            .map(|(name, anchor, _)| (name.clone(), *anchor))
+            .collect(),
         counted: BTreeMap::new(),
         unproven: None,
     };
@@ -46,13 +50,21 @@ pub(super) fn compare(session: &dyn SqlSession, progress: &Progress) -> Result<S
         chains.into_iter().find_map(|(gateway, anchor, head)| {
             let counted = missing.counted.get(&gateway).copied().unwrap_or(0);
             let requests = head - anchor + counted;
-            (counted != anchor).then_some(Fault::Total { gateway, requests, rows: head })
+            (counted != anchor).then_some(Fault::Total {
+                gateway,
+                requests,
+                rows: head,
+            })
         })
     };
     let fault = fault.or_else(wrong_total);
     let sums: i64 = session.value("SELECT count(*) FROM usage_rollup", &[])?;
     let unproven = missing.unproven.map_or(0, |unproven| unproven.count);
-    Ok(SumsCheck { proven: (sums as u64).saturating_sub(unproven), unproven: missing.unproven, fault })
+    Ok(SumsCheck {
+        proven: (sums as u64).saturating_sub(unproven),
+        unproven: missing.unproven,
+        fault,
+    })
 }
 
 /// The requests that sums count and no row has any more.
@@ -67,15 +79,25 @@ struct MissingRows {
 impl MissingRows {
     /// Sums of other spans than hours and days belong to no rows.
     fn compare_other_spans(&self, session: &dyn SqlSession) -> Result<Option<Fault>> {
-        let other = "SELECT span, start, key_id FROM usage_rollup WHERE span NOT IN (3600, 86400) LIMIT 1";
+        let other =
+            "SELECT span, start, key_id FROM usage_rollup WHERE span NOT IN (3600, 86400) LIMIT 1";
         session.first(other, &[], |mut row| {
             let (span, start, key_id) = (row.next()?, row.next()?, row.next()?);
-            Ok(Fault::Sums { span, start, key_id, difference: "there are no such rows".into() })
+            Ok(Fault::Sums {
+                span,
+                start,
+                key_id,
+                difference: "there are no such rows".into(),
+            })
         })
     }
 
     /// Compares every day that has rows or sums.
-    fn compare_days(&mut self, session: &dyn SqlSession, progress: &Progress) -> Result<Option<Fault>> {
+    fn compare_days(
+        &mut self,
+        session: &dyn SqlSession,
+        progress: &Progress,
+    ) -> Result<Option<Fault>> {
         let first_row = "SELECT min(request_id) FROM usage WHERE request_id >= $1";
         let first_sum = "SELECT min(start) FROM usage_rollup WHERE span = $1 AND start >= $2";
         let [hours, days] = [hours_and_rows(), days_and_hours()];
@@ -87,7 +109,8 @@ impl MissingRows {
             let row: Option<String> = session.value(first_row, &values![RequestId::from(from)])?;
             let mut next = row.and_then(|id| RequestId::time_of(&id));
             for span in [Span::Hour, Span::Day] {
-                let start: Option<i64> = session.value(first_sum, &values![span.seconds(), from])?;
+                let start: Option<i64> =
+                    session.value(first_sum, &values![span.seconds(), from])?;
                 next = next.into_iter().chain(start).min();
             }
             let Some(day) = next.map(|time| Span::Day.start(time)) else {
@@ -95,7 +118,11 @@ impl MissingRows {
             };
             let until = day.saturating_add(DAY);
             let ids = [day, until].map(RequestId::from);
-            let of_hours = session.rows(&hours, &values![day, until, &ids[0], &ids[1]], Difference::read)?;
+            let of_hours = session.rows(
+                &hours,
+                &values![day, until, &ids[0], &ids[1]],
+                Difference::read,
+            )?;
             let mut day_places = BTreeSet::new();
             for difference in of_hours {
                 self.add_unproven(difference.start, difference.span);
@@ -120,9 +147,16 @@ impl MissingRows {
     /// difference is a fault.
     fn add(&mut self, difference: Difference) -> Option<Fault> {
         let missing = difference.kept[0].saturating_sub(difference.counted[0]);
-        let is_removed = self.removed.get(&difference.gateway).is_some_and(|removed| *removed > 0)
+        let is_removed = self
+            .removed
+            .get(&difference.gateway)
+            .is_some_and(|removed| *removed > 0)
             && missing > 0
-            && difference.kept.iter().zip(difference.counted).all(|(kept, counted)| *kept >= counted);
+            && difference
+                .kept
+                .iter()
+                .zip(difference.counted)
+                .all(|(kept, counted)| *kept >= counted);
         if !is_removed {
             return Some(difference.into_fault());
         }
@@ -132,7 +166,10 @@ impl MissingRows {
     }
 
     fn add_unproven(&mut self, start: i64, span: i64) {
-        let unproven = self.unproven.get_or_insert(UnprovenSums { count: 0, before: i64::MIN });
+        let unproven = self.unproven.get_or_insert(UnprovenSums {
+            count: 0,
+            before: i64::MIN,
+        });
         unproven.count += 1;
         unproven.before = unproven.before.max(start.saturating_add(span));
     }
@@ -157,7 +194,9 @@ fn days_and_hours() -> String {
         "SELECT {PLACE}, {} FROM usage_rollup WHERE span = 86400 AND start >= $1 AND start < $2",
         FIGURES.join(", ")
     );
-    let sums = FIGURES.map(|figure| format!("CAST(sum({figure}) AS BIGINT)")).join(", ");
+    let sums = FIGURES
+        .map(|figure| format!("CAST(sum({figure}) AS BIGINT)"))
+        .join(", ");
     let counted = format!(
         "SELECT 86400, start / 86400 * 86400, key_id, key_name, status, error_code, gateway, {sums} FROM usage_rollup
          WHERE span = 3600 AND start >= $1 AND start < $2 GROUP BY 1, 2, 3, 4, 5, 6, 7"
@@ -168,10 +207,13 @@ fn days_and_hours() -> String {
 /// A query for the places at which two queries differ: the sums as they are kept, and as they should be.
 fn differences(kept: &str, counted: &str) -> String {
     // Each side has a place at most once, so the greatest figure of a side is its only one.
-    let figure =
-        |figure: &str, is_kept: u8| format!("coalesce(max({figure}) FILTER (WHERE is_kept = {is_kept}), 0)");
+    let figure = |figure: &str, is_kept: u8| {
+        format!("coalesce(max({figure}) FILTER (WHERE is_kept = {is_kept}), 0)")
+    };
     let side = |is_kept| FIGURES.map(|name| figure(name, is_kept)).join(", ");
-    let differs = FIGURES.map(|name| format!("{} <> {}", figure(name, 1), figure(name, 0))).join(" OR ");
+    let differs = FIGURES
+        .map(|name| format!("{} <> {}", figure(name, 1), figure(name, 0)))
+        .join(" OR ");
     format!(
         "WITH kept AS ({kept}), counted ({PLACE}, {figures}) AS ({counted}),
          sides AS (SELECT 1 AS is_kept, kept.* FROM kept UNION ALL SELECT 0, counted.* FROM counted)
@@ -202,8 +244,15 @@ impl Difference {
         let (key_id, key_name, status) = (row.next()?, row.next()?, row.next()?);
         let (error_code, gateway): (String, String) = (row.next()?, row.next()?);
         let (kept_sides, sides): (i64, i64) = (row.next()?, row.next()?);
-        let mut figures =
-            || -> Result<[i64; 5]> { Ok([row.next()?, row.next()?, row.next()?, row.next()?, row.next()?]) };
+        let mut figures = || -> Result<[i64; 5]> {
+            Ok([
+                row.next()?,
+                row.next()?,
+                row.next()?,
+                row.next()?,
+                row.next()?,
+            ])
+        };
         Ok(Self {
             span,
             start,
@@ -218,7 +267,9 @@ impl Difference {
 
     fn into_fault(self) -> Fault {
         let source = if self.span == DAY { "hours" } else { "rows" };
-        let mut figures = FIGURES.into_iter().zip(self.kept.into_iter().zip(self.counted));
+        let mut figures = FIGURES
+            .into_iter()
+            .zip(self.kept.into_iter().zip(self.counted));
         let difference = match figures.find(|(_, (kept, counted))| kept != counted) {
             Some((column, (kept, counted))) if self.is_kept && self.is_counted => {
                 format!("{column} is {kept}, and {counted} by the {source}")
@@ -226,7 +277,12 @@ impl Difference {
             _ if self.is_kept => format!("there are no such {source}"),
             _ => "they are missing".into(),
         };
-        Fault::Sums { span: self.span, start: self.start, key_id: self.rest.0, difference }
+        Fault::Sums {
+            span: self.span,
+            start: self.start,
+            key_id: self.rest.0,
+            difference,
+        }
     }
 }
 
@@ -247,7 +303,10 @@ mod tests {
             found.set(chain::verify(session, &Progress::none())?.fault);
             Err::<(), _>(StoreError::Panicked)
         });
-        assert!(matches!(undone, Err(StoreError::Panicked)), "{statement}: {undone:?}");
+        assert!(
+            matches!(undone, Err(StoreError::Panicked)),
+            "{statement}: {undone:?}"
+        );
         found.take()
     }
 
@@ -258,10 +317,23 @@ mod tests {
         for (number, key) in ["key_1", "key_2"].into_iter().cycle().take(20).enumerate() {
             let (number, end) = (number as i64, number.to_string());
             let total = Some(number).filter(|number| number % 3 > 0);
-            write(store, &end, key, now - 300 + number * 7, if number % 5 == 4 { 502 } else { 200 }, total);
+            write(
+                store,
+                &end,
+                key,
+                now - 300 + number * 7,
+                if number % 5 == 4 { 502 } else { 200 },
+                total,
+            );
         }
         let (status, error_code) = (None, Some("abandoned".into()));
-        store.append(LedgerRow { status, error_code, ..row("x", "key_1", now) }).expect("a row");
+        store
+            .append(LedgerRow {
+                status,
+                error_code,
+                ..row("x", "key_1", now)
+            })
+            .expect("a row");
         temporary
     }
 
@@ -271,7 +343,10 @@ mod tests {
         let store = &temporary.store;
         let found = store.verify().expect("a walk");
         let sums = store.value::<i64>("SELECT count(*) FROM usage_rollup");
-        assert_eq!((found.rows, found.sums as i64, found.unproven, found.fault), (21, sums, None, None));
+        assert_eq!(
+            (found.rows, found.sums as i64, found.unproven, found.fault),
+            (21, sums, None, None)
+        );
         for span in [3600, 86_400] {
             let these = format!("WHERE span = {span} AND key_id = 'key_1' AND status = 200");
             for change in [
@@ -295,7 +370,12 @@ mod tests {
             ] {
                 let statement = format!("UPDATE usage_rollup SET {change} {these}");
                 let fault = fault_after(store, &statement);
-                let Some(Fault::Sums { span: found, key_id, .. }) = &fault else {
+                let Some(Fault::Sums {
+                    span: found,
+                    key_id,
+                    ..
+                }) = &fault
+                else {
                     panic!("{statement}: {fault:?}")
                 };
                 // If a sum is at another place, either place has the fault.
@@ -314,7 +394,8 @@ mod tests {
                 inserted("0, 0, 0, 0, 0"),
             ] {
                 let fault = fault_after(store, &statement);
-                let is_found = matches!(&fault, Some(Fault::Sums { span: found, .. }) if *found == span);
+                let is_found =
+                    matches!(&fault, Some(Fault::Sums { span: found, .. }) if *found == span);
                 assert!(is_found, "{statement}: {fault:?}");
             }
         }
@@ -323,8 +404,15 @@ mod tests {
             WHERE span = 86400 AND status = 200";
         assert!(fault_after(store, swap).is_some());
         let both = "UPDATE usage_rollup SET requests = requests + 1 WHERE key_id = 'key_1' AND status = 200";
-        assert!(fault_after(store, both).is_some(), "the days and their hours");
-        assert_eq!(store.verify().expect("a walk").fault, None, "all of it was undone");
+        assert!(
+            fault_after(store, both).is_some(),
+            "the days and their hours"
+        );
+        assert_eq!(
+            store.verify().expect("a walk").fault,
+            None,
+            "all of it was undone"
+        );
     }
 
     #[test]
@@ -334,18 +422,40 @@ mod tests {
         let hour = Span::Hour.start(when::now());
         (0..3).for_each(|end| write(store, &end.to_string(), "key_1", hour, 200, Some(7)));
         let message = |change: &str| {
-            let fault =
-                fault_after(store, &format!("{change} WHERE span = 3600")).expect("a fault").to_string();
-            let of = format!("the sums differ: hour {}, key key_1: ", when::iso(hour).expect("a time"));
-            fault.strip_prefix(&of).unwrap_or_else(|| panic!("{fault}")).to_owned()
+            let fault = fault_after(store, &format!("{change} WHERE span = 3600"))
+                .expect("a fault")
+                .to_string();
+            let of = format!(
+                "the sums differ: hour {}, key key_1: ",
+                when::iso(hour).expect("a time")
+            );
+            fault
+                .strip_prefix(&of)
+                .unwrap_or_else(|| panic!("{fault}"))
+                .to_owned()
         };
         let set = "UPDATE usage_rollup SET";
-        assert_eq!(message(&format!("{set} requests = 1003")), "requests is 1003, and 3 by the rows");
+        assert_eq!(
+            message(&format!("{set} requests = 1003")),
+            "requests is 1003, and 3 by the rows"
+        );
         assert_eq!(message("DELETE FROM usage_rollup"), "they are missing");
         let elsewhere = fault_after(store, &format!("{set} key_id = 'key_0' WHERE span = 3600"));
-        assert!(elsewhere.expect("a fault").to_string().ends_with("key key_0: there are no such rows"));
-        let day = fault_after(store, &format!("{set} total_tokens = 20 WHERE span = 86400"));
-        assert!(day.expect("a fault").to_string().ends_with("total_tokens is 20, and 21 by the hours"));
+        assert!(
+            elsewhere
+                .expect("a fault")
+                .to_string()
+                .ends_with("key key_0: there are no such rows")
+        );
+        let day = fault_after(
+            store,
+            &format!("{set} total_tokens = 20 WHERE span = 86400"),
+        );
+        assert!(
+            day.expect("a fault")
+                .to_string()
+                .ends_with("total_tokens is 20, and 21 by the hours")
+        );
     }
 
     #[test]
@@ -356,35 +466,83 @@ mod tests {
         for (store, name) in [(&mut temporary.store, "a"), (&mut other, "b")] {
             store.join(name, "").expect("a start");
             for number in 0..4 {
-                write(store, &format!("{name}{number}"), "key_1", day + number * 40_000, 200, Some(1));
+                write(
+                    store,
+                    &format!("{name}{number}"),
+                    "key_1",
+                    day + number * 40_000,
+                    200,
+                    Some(1),
+                );
             }
         }
         let store = &temporary.store;
         let verify = || store.verify().expect("a walk");
-        assert_eq!((verify().sums, verify().unproven, verify().fault), (12, None, None), "days and hours");
+        assert_eq!(
+            (verify().sums, verify().unproven, verify().fault),
+            (12, None, None),
+            "days and hours"
+        );
         // Each step removes one row, of another hour of the first day.
         for count in [2, 3, 5, 6] {
-            assert_eq!(store.remove_before(day + 50_000, day + 5 * DAY, 1).expect("a step"), 1);
+            assert_eq!(
+                store
+                    .remove_before(day + 50_000, day + 5 * DAY, 1)
+                    .expect("a step"),
+                1
+            );
             let found = verify();
             let before = day + DAY;
-            assert_eq!((found.unproven, found.fault), (Some(UnprovenSums { count, before }), None));
+            assert_eq!(
+                (found.unproven, found.fault),
+                (Some(UnprovenSums { count, before }), None)
+            );
             assert_eq!(found.sums, 12 - count);
         }
-        assert_eq!(store.remove_before(day + 50_000, day + 5 * DAY, 1).expect("a step"), 0);
-        let set = "UPDATE usage_rollup SET";
-        let more = Some(Fault::Total { gateway: "a".into(), requests: 9, rows: 4 });
-        let of_a = format!("gateway = 'a' AND start = {day}");
-        assert_eq!(fault_after(store, &format!("{set} requests = requests + 5 WHERE {of_a}")), more);
         assert_eq!(
-            fault_after(store, &format!("DELETE FROM usage_rollup WHERE {of_a} AND span = 3600")),
+            store
+                .remove_before(day + 50_000, day + 5 * DAY, 1)
+                .expect("a step"),
+            0
+        );
+        let set = "UPDATE usage_rollup SET";
+        let more = Some(Fault::Total {
+            gateway: "a".into(),
+            requests: 9,
+            rows: 4,
+        });
+        let of_a = format!("gateway = 'a' AND start = {day}");
+        assert_eq!(
+            fault_after(
+                store,
+                &format!("{set} requests = requests + 5 WHERE {of_a}")
+            ),
+            more
+        );
+        assert_eq!(
+            fault_after(
+                store,
+                &format!("DELETE FROM usage_rollup WHERE {of_a} AND span = 3600")
+            ),
             None
         );
-        let fewer =
-            format!("{set} requests = requests - 1 WHERE gateway = 'a' AND span = 86400 AND start = {day}");
-        assert!(matches!(fault_after(store, &fewer), Some(Fault::Sums { .. })), "fewer than its hours");
-        for change in ["total_tokens = total_tokens + 1", "requests = requests - 1", "unmeasured = 1"] {
+        let fewer = format!(
+            "{set} requests = requests - 1 WHERE gateway = 'a' AND span = 86400 AND start = {day}"
+        );
+        assert!(
+            matches!(fault_after(store, &fewer), Some(Fault::Sums { .. })),
+            "fewer than its hours"
+        );
+        for change in [
+            "total_tokens = total_tokens + 1",
+            "requests = requests - 1",
+            "unmeasured = 1",
+        ] {
             let later = format!("{set} {change} WHERE start > {day} + 86400 AND gateway = 'a'");
-            assert!(matches!(fault_after(store, &later), Some(Fault::Sums { .. })), "{change}");
+            assert!(
+                matches!(fault_after(store, &later), Some(Fault::Sums { .. })),
+                "{change}"
+            );
         }
         store.tamper("UPDATE gateways SET anchor_seq = 0 WHERE name = 'a'");
         assert!(verify().fault.is_some(), "retention has removed none");
@@ -398,6 +556,9 @@ mod tests {
         while store.remove_before(3 * DAY, 4 * DAY, 100).expect("a step") > 0 {}
         store.tamper("DELETE FROM usage_rollup WHERE span = 3600 AND start = 86400");
         let found = store.verify().expect("a walk");
-        assert_eq!((found.unproven.map(|unproven| unproven.count), found.fault), (Some(3), None));
+        assert_eq!(
+            (found.unproven.map(|unproven| unproven.count), found.fault),
+            (Some(3), None)
+        );
     }
 }

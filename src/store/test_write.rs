@@ -19,7 +19,10 @@ impl Store {
         // The connection that writes has its pages in its cache, so it would not notice that the file is damaged or the
         // WAL truncated. The row has an existing key, if there is one: the operator may have added a foreign key.
         let key = "SELECT id FROM keys ORDER BY digest LIMIT 1";
-        let key_id = self.engine.look_up(key, &[], |mut row| row.next::<String>())?.unwrap_or_default();
+        let key_id = self
+            .engine
+            .look_up(key, &[], |mut row| row.next::<String>())?
+            .unwrap_or_default();
         let id = RequestId::now();
         let row = LedgerRow {
             request_id: id.to_string(),
@@ -32,7 +35,12 @@ impl Store {
             ..LedgerRow::default()
         };
         let undo_sums = |span: Span| {
-            let place = values![span.seconds(), span.start(row.created), &row.key_id, &row.key_name];
+            let place = values![
+                span.seconds(),
+                span.start(row.created),
+                &row.key_id,
+                &row.key_name
+            ];
             Statement::new(DELETE_SUMS, place)
         };
         self.engine.transaction(|session| {
@@ -43,7 +51,11 @@ impl Store {
             statements.extend([Span::Hour, Span::Day].map(undo_sums));
             statements.push(self.move_head(head));
             let changed = session.run(&bound(&statements), &mut |_, _| Ok(()))?;
-            if changed.contains(&0) { Err(StoreError::NoRow) } else { Ok(()) }
+            if changed.contains(&0) {
+                Err(StoreError::NoRow)
+            } else {
+                Ok(())
+            }
         })
     }
 
@@ -61,7 +73,9 @@ impl Store {
     /// unavailable.
     pub fn check_identity(&self) {
         let check = || {
-            self.engine.sqlite().map_or(Ok(()), |sqlite| sqlite.check_files())?;
+            self.engine
+                .sqlite()
+                .map_or(Ok(()), |sqlite| sqlite.check_files())?;
             self.engine.read(|session| self.identify(session))
         };
         match check() {
@@ -123,11 +137,21 @@ mod tests {
         (0..3).for_each(|_| store.try_request().expect("it should be accepted"));
         write(store, "2", "key_1", 2, 200, Some(1));
         assert_eq!(store.value::<i64>("SELECT count(*) FROM usage"), 2);
-        assert_eq!(store.value::<i64>("SELECT max(seq) FROM usage"), 2, "no gap");
-        assert_eq!(store.value::<i64>("SELECT count(*) FROM usage_rollup"), 2, "of the rows");
+        assert_eq!(
+            store.value::<i64>("SELECT max(seq) FROM usage"),
+            2,
+            "no gap"
+        );
+        assert_eq!(
+            store.value::<i64>("SELECT count(*) FROM usage_rollup"),
+            2,
+            "of the rows"
+        );
         assert_eq!(store.verify().expect("a walk").fault, None);
         store.tamper("DELETE FROM keys");
-        store.try_request().expect("a database without keys is ready too");
+        store
+            .try_request()
+            .expect("a database without keys is ready too");
     }
 
     #[test]
@@ -136,11 +160,19 @@ mod tests {
         let mut next = temporary.open_again();
         temporary.store.join("a", "").expect("a start");
         next.join("a", "").expect("another start");
-        assert!(matches!(temporary.store.try_request(), Err(StoreError::Fenced)));
+        assert!(matches!(
+            temporary.store.try_request(),
+            Err(StoreError::Fenced)
+        ));
         next.try_request().expect("it has the epoch");
         next.tamper("DELETE FROM gateways WHERE name = 'a'");
         let error = next.try_request().expect_err("there is no row");
-        assert!(error.to_string().contains("is missing in the table gateways"), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains("is missing in the table gateways"),
+            "{error}"
+        );
         assert!(!error.is_replaced(), "no process has replaced it");
     }
 
@@ -148,11 +180,17 @@ mod tests {
     fn whatever_fails_a_request_fails_the_trial() {
         let temporary = Temporary::sqlite();
         let store = &temporary.store;
-        for what in ["INSERT ON usage", "INSERT ON usage_rollup", "UPDATE ON gateways"] {
-            let trigger =
-                format!("CREATE TRIGGER fail BEFORE {what} BEGIN SELECT RAISE(ABORT, 'on purpose')");
+        for what in [
+            "INSERT ON usage",
+            "INSERT ON usage_rollup",
+            "UPDATE ON gateways",
+        ] {
+            let trigger = format!(
+                "CREATE TRIGGER fail BEFORE {what} BEGIN SELECT RAISE(ABORT, 'on purpose')"
+            );
             // `tamper` ends a statement at its semicolon.
-            let create = |session: &dyn SqlSession| session.execute(&format!("{trigger}; END"), &[]);
+            let create =
+                |session: &dyn SqlSession| session.execute(&format!("{trigger}; END"), &[]);
             store.engine.transaction(create).expect("a trigger");
             let error = store.try_request().expect_err(what).to_string();
             assert!(error.contains("on purpose"), "{error}");
@@ -175,9 +213,15 @@ mod tests {
         store.try_request().expect("a later version that only adds");
         change("11", "11");
         let error = store.try_request().expect_err("it is not known");
-        assert!(error.is_replaced() && error.to_string().contains("now has version 11"), "{error}");
+        assert!(
+            error.is_replaced() && error.to_string().contains("now has version 11"),
+            "{error}"
+        );
         store.check_identity();
-        assert!(store.outage().is_some_and(|error| error.is_replaced()), "a read finds it too");
+        assert!(
+            store.outage().is_some_and(|error| error.is_replaced()),
+            "a read finds it too"
+        );
         change("10", "10");
         store.try_request().expect("it is as before");
     }
@@ -186,14 +230,21 @@ mod tests {
     #[cfg(feature = "test-postgres")]
     fn on_postgres_the_clock_of_the_database_counts() {
         let temporary = Temporary::postgres();
-        let name: String = temporary.store.value("SELECT CAST(current_database() AS TEXT)");
+        let name: String = temporary
+            .store
+            .value("SELECT CAST(current_database() AS TEXT)");
         // A function of ours is found before the system's.
-        temporary.store.tamper(&format!("ALTER DATABASE {name} SET search_path = public, pg_catalog"));
+        temporary.store.tamper(&format!(
+            "ALTER DATABASE {name} SET search_path = public, pg_catalog"
+        ));
         temporary.store.tamper(
             "CREATE FUNCTION public.clock_timestamp() RETURNS timestamptz LANGUAGE sql
              AS 'SELECT pg_catalog.clock_timestamp() - interval ''100 days'''",
         );
         let clock = temporary.open_again().clock().expect("a time");
-        assert!((crate::when::now() - 100 * DAY - clock).abs() < DAY, "{clock}");
+        assert!(
+            (crate::when::now() - 100 * DAY - clock).abs() < DAY,
+            "{clock}"
+        );
     }
 }

@@ -14,7 +14,11 @@ const STEPS: [(i64, Step); 1] = [(10, to_version_10)];
 pub(super) const OLDEST_VERSION: i64 = STEPS[0].0 - 1;
 
 /// Runs every step that a database of this version lacks.
-pub(super) fn run(session: &dyn SqlSession, found: i64, dialect: &dyn Fn(&str) -> String) -> Result<()> {
+pub(super) fn run(
+    session: &dyn SqlSession,
+    found: i64,
+    dialect: &dyn Fn(&str) -> String,
+) -> Result<()> {
     for (version, step) in STEPS.iter().filter(|(version, _)| *version > found) {
         log::info!("upgrading the database to version {version}");
         step(session, dialect)?;
@@ -40,9 +44,13 @@ const TO_VERSION_10: &str = "
     UPDATE gateways SET epoch = epoch + 1 WHERE epoch > 0";
 
 fn to_version_10(session: &dyn SqlSession, dialect: &dyn Fn(&str) -> String) -> Result<()> {
-    dialect(TO_VERSION_10).split(';').try_for_each(|change| session.execute(change, &[]).map(drop))?;
+    dialect(TO_VERSION_10)
+        .split(';')
+        .try_for_each(|change| session.execute(change, &[]).map(drop))?;
     restore_hours(session)?;
-    session.execute("ALTER TABLE gateways DROP COLUMN kept_since", &[]).map(drop)
+    session
+        .execute("ALTER TABLE gateways DROP COLUMN kept_since", &[])
+        .map(drop)
 }
 
 /// Version 9 removed hours that were 400 days old by the clock, even if the clock was wrong. They are made again from
@@ -55,8 +63,16 @@ fn restore_hours(session: &dyn SqlSession) -> Result<()> {
         return Ok(());
     }
     let since = "(SELECT max(kept_since) FROM gateways)";
-    session.execute(&format!("DELETE FROM usage_rollup WHERE span = 3600 AND start >= {since}"), &[])?;
-    session.execute(&insert_from_rows(3600, &format!("created / 3600 * 3600 >= {since}")), &[]).map(drop)
+    session.execute(
+        &format!("DELETE FROM usage_rollup WHERE span = 3600 AND start >= {since}"),
+        &[],
+    )?;
+    session
+        .execute(
+            &insert_from_rows(3600, &format!("created / 3600 * 3600 >= {since}")),
+            &[],
+        )
+        .map(drop)
 }
 
 #[cfg(test)]
@@ -71,7 +87,10 @@ mod tests {
             Some(_) => "PRAGMA user_version = 9",
             None => "UPDATE schema_version SET version = 9, oldest_known = 9",
         };
-        store.tamper(&format!("{}; {version}", include_str!("../../tests/back_to_9.sql")));
+        store.tamper(&format!(
+            "{}; {version}",
+            include_str!("../../tests/back_to_9.sql")
+        ));
     }
 
     #[test]
@@ -96,7 +115,11 @@ mod tests {
         let upgraded = upgrade();
         let found = upgraded.verify().expect("a walk");
         assert_eq!((found.rows, found.fault), (21, None));
-        assert_eq!(found.unproven.map(|unproven| unproven.count), Some(12), "three days and nine hours");
+        assert_eq!(
+            found.unproven.map(|unproven| unproven.count),
+            Some(12),
+            "three days and nine hours"
+        );
         let epoch: i64 = upgraded.value("SELECT epoch FROM gateways WHERE name = 'a'");
         assert_eq!(epoch, 2, "a process of version 9 can't write");
         assert!(matches!(store.try_request(), Err(StoreError::Fenced)));

@@ -58,7 +58,11 @@ impl Supervisor {
         let requested = Arc::new(Signals::default());
         let now = Instant::now();
         let state = SupervisorThread {
-            feed_time: watched.notify.as_ref().and_then(|notify| notify.watchdog).map(|time| time / 2),
+            feed_time: watched
+                .notify
+                .as_ref()
+                .and_then(|notify| notify.watchdog)
+                .map(|time| time / 2),
             watched,
             wake,
             requested: Arc::clone(&requested),
@@ -67,8 +71,14 @@ impl Supervisor {
             status: String::new(),
             trouble: None,
         };
-        let thread = thread::Builder::new().name("supervisor".into()).spawn(|| state.run())?;
-        Ok(Self { requested, waker, thread: Some(thread) })
+        let thread = thread::Builder::new()
+            .name("supervisor".into())
+            .spawn(|| state.run())?;
+        Ok(Self {
+            requested,
+            waker,
+            thread: Some(thread),
+        })
     }
 
     /// Notifies systemd that the service is ready.
@@ -130,7 +140,10 @@ impl SupervisorThread {
                 self.send("READY=1");
             }
             if self.requested.reload.swap(false, Ordering::AcqRel) {
-                self.watched.notify.as_ref().inspect(|notify| notify.reloading());
+                self.watched
+                    .notify
+                    .as_ref()
+                    .inspect(|notify| notify.reloading());
                 (self.watched.reload)();
                 self.send("READY=1");
             }
@@ -163,7 +176,10 @@ impl SupervisorThread {
         let feed = self.feed_time.map(|_| self.next_feed);
         let due = [status, feed].into_iter().flatten().min();
         // Zero would mean no timeout.
-        let time = due.map(|due| due.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
+        let time = due.map(|due| {
+            due.saturating_duration_since(Instant::now())
+                .max(Duration::from_millis(1))
+        });
         if let Err(error) = self.wake.set_read_timeout(time) {
             log::error!("supervisor: waiting failed: {error}");
         }
@@ -190,7 +206,12 @@ impl SupervisorThread {
     }
 
     fn trouble(&self) -> Option<&'static str> {
-        let Watched { pulse, store, longest_work, .. } = &self.watched;
+        let Watched {
+            pulse,
+            store,
+            longest_work,
+            ..
+        } = &self.watched;
         if !pulse.loop_answered() {
             Some("the event loop does not answer")
         } else if pulse.workers_stuck(*longest_work) {

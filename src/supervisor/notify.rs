@@ -27,8 +27,9 @@ impl Notify {
         let number = |name| env::var(name).ok()?.parse::<u64>().ok();
         // A process that the service starts inherits the variables, but they are not for it.
         let is_meant = number("WATCHDOG_PID").is_none_or(|pid| pid == u64::from(process::id()));
-        let watchdog =
-            number("WATCHDOG_USEC").filter(|&time| is_meant && time > 0).map(Duration::from_micros);
+        let watchdog = number("WATCHDOG_USEC")
+            .filter(|&time| is_meant && time > 0)
+            .map(Duration::from_micros);
         Self::new(&name, watchdog).map(Some)
     }
 
@@ -38,7 +39,11 @@ impl Notify {
             Some(name) => SocketAddr::from_abstract_name(name)?,
             None => SocketAddr::from_pathname(name)?,
         };
-        Ok(Self { socket: UnixDatagram::unbound()?, manager, watchdog })
+        Ok(Self {
+            socket: UnixDatagram::unbound()?,
+            manager,
+            watchdog,
+        })
     }
 
     pub fn send(&self, lines: &str) {
@@ -49,6 +54,9 @@ impl Notify {
 
     pub fn reloading(&self) {
         let now = clock_gettime(ClockId::Monotonic);
-        self.send(&format!("RELOADING=1\nMONOTONIC_USEC={}", now.tv_sec * 1_000_000 + now.tv_nsec / 1000));
+        self.send(&format!(
+            "RELOADING=1\nMONOTONIC_USEC={}",
+            now.tv_sec * 1_000_000 + now.tv_nsec / 1000
+        ));
     }
 }

@@ -6,7 +6,10 @@ use crate::support::{Runtime, chat};
 /// The pages, and their parameters. The exports share theirs with the first two.
 const PAGES: [(&str, &str); 11] = [
     ("/usage", "range from to key gateway outcome sort page"),
-    ("/requests", "range from to key gateway outcome cause least most before after"),
+    (
+        "/requests",
+        "range from to key gateway outcome cause least most before after",
+    ),
     ("/usage/totals.csv", "from to"),
     ("/requests/export.csv", "from to"),
     ("/requests/find", "id"),
@@ -80,25 +83,51 @@ fn no_address_panics() {
     let mut addresses: Vec<String> = Vec::new();
     for (page, names) in PAGES {
         for name in names.split(' ') {
-            let values = if matches!(name, "from" | "to") { &TIMES[..] } else { &VALUES[..] };
-            addresses
-                .extend(values.iter().chain([&long.as_str()]).map(|value| format!("{page}?{name}={value}")));
+            let values = if matches!(name, "from" | "to") {
+                &TIMES[..]
+            } else {
+                &VALUES[..]
+            };
+            addresses.extend(
+                values
+                    .iter()
+                    .chain([&long.as_str()])
+                    .map(|value| format!("{page}?{name}={value}")),
+            );
         }
     }
     for from in TIMES {
         addresses.extend(TIMES.map(|to| format!("/usage?from={from}&to={to}")));
     }
     for value in VALUES.into_iter().chain(TIMES) {
-        let places = ["/keys/{}", "/keys/{}/revoke", "/requests/{}", "/usage/{}", "/{}"];
+        let places = [
+            "/keys/{}",
+            "/keys/{}/revoke",
+            "/requests/{}",
+            "/usage/{}",
+            "/{}",
+        ];
         addresses.extend(places.map(|place| place.replace("{}", value)));
     }
     for address in addresses {
         let reply = browser.get(&address);
-        assert!([200, 303, 400, 404].contains(&reply.status), "{address}: {}", reply.head);
+        assert!(
+            [200, 303, 400, 404].contains(&reply.status),
+            "{address}: {}",
+            reply.head
+        );
     }
     assert!(!server.log().contains("panicked"), "{}", server.log());
     let page = browser.get("/usage?from=9999-12-31");
-    assert!(page.status == 400 && page.text().contains("in the future"), "{}", page.text());
+    assert!(
+        page.status == 400 && page.text().contains("in the future"),
+        "{}",
+        page.text()
+    );
     let page = browser.get("/usage?from=1970-01-01&to=2070-01-01");
-    assert!(page.status == 400 && page.text().contains("longer than 60 years"), "{}", page.text());
+    assert!(
+        page.status == 400 && page.text().contains("longer than 60 years"),
+        "{}",
+        page.text()
+    );
 }

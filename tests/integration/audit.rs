@@ -13,26 +13,44 @@ fn audit(server: &Server) -> Vec<Value> {
 /// The rows of an action: via, actor, times.
 fn rows(server: &Server, action: &str) -> Vec<(String, String, i64)> {
     let text = |row: &Value, name: &str| row[name].as_str().expect("a text").to_owned();
-    let rows = audit(server).into_iter().filter(|row| row["action"] == action);
-    rows.map(|row| (text(&row, "via"), text(&row, "actor"), row["times"].as_i64().expect("a number")))
-        .collect()
+    let rows = audit(server)
+        .into_iter()
+        .filter(|row| row["action"] == action);
+    rows.map(|row| {
+        (
+            text(&row, "via"),
+            text(&row, "actor"),
+            row["times"].as_i64().expect("a number"),
+        )
+    })
+    .collect()
 }
 
 #[test]
 fn every_way_to_change_something_leaves_a_row() {
     let mut server = Server::new(None).set("SUDO_USER", "ana\u{202e}").start();
     assert!(set_password(&server, PASSWORD).status.success());
-    let secret = server.stdout_of(&["keys", "create", "first"]).trim().to_owned();
+    let secret = server
+        .stdout_of(&["keys", "create", "first"])
+        .trim()
+        .to_owned();
     let (via, user, _) = rows(&server, "key_created").remove(0);
     assert!(
         via == "command" && !user.is_empty() && !user.contains("ana"),
         "a name that can't be one: {user}"
     );
     let server_of_ana = |arguments: &[&str]| {
-        let output = server.command(arguments).env("SUDO_USER", "ana").output().expect("it should run");
+        let output = server
+            .command(arguments)
+            .env("SUDO_USER", "ana")
+            .output()
+            .expect("it should run");
         assert!(output.status.success(), "{output:?}");
     };
-    let id = audit(&server)[1]["key_id"].as_str().expect("an id").to_owned();
+    let id = audit(&server)[1]["key_id"]
+        .as_str()
+        .expect("an id")
+        .to_owned();
     server_of_ana(&["keys", "set", &id, "--concurrent", "7"]);
     server_of_ana(&["keys", "rename", &id, "second"]);
     let by_ana = ("command".to_owned(), format!("ana as {user}"), 1);
@@ -41,10 +59,18 @@ fn every_way_to_change_something_leaves_a_row() {
     let mut browser = Browser::new(&server);
     browser.get("/sign-in");
     for _ in 0..3 {
-        assert_eq!(browser.post("/sign-in", &[("password", "a wrong password")]).status, 401);
+        assert_eq!(
+            browser
+                .post("/sign-in", &[("password", "a wrong password")])
+                .status,
+            401
+        );
     }
     assert_eq!(rows(&server, "sign_ins_failed"), [], "they are summed");
-    assert_eq!(browser.post("/sign-in", &[("password", PASSWORD)]).status, 303);
+    assert_eq!(
+        browser.post("/sign-in", &[("password", PASSWORD)]).status,
+        303
+    );
     let web = |times| ("console".to_owned(), "127.0.0.1".to_owned(), times);
     assert_eq!(rows(&server, "sign_ins_failed"), [web(3)]);
     assert_eq!(rows(&server, "signed_in"), [web(1)]);
@@ -52,27 +78,53 @@ fn every_way_to_change_something_leaves_a_row() {
     for _ in 0..2 {
         browser.post(&format!("/keys/{id}/revoke"), &[]);
     }
-    assert_eq!(rows(&server, "key_revoked"), [web(1)], "the second time changes nothing");
+    assert_eq!(
+        rows(&server, "key_revoked"),
+        [web(1)],
+        "the second time changes nothing"
+    );
 
     server.signal(Signal::HUP);
-    until("the settings are reloaded", || !rows(&server, "settings_reloaded").is_empty());
-    assert_eq!(rows(&server, "settings_reloaded"), [("signal".to_owned(), "SIGHUP".to_owned(), 1)]);
+    until("the settings are reloaded", || {
+        !rows(&server, "settings_reloaded").is_empty()
+    });
+    assert_eq!(
+        rows(&server, "settings_reloaded"),
+        [("signal".to_owned(), "SIGHUP".to_owned(), 1)]
+    );
 
     let page = browser.get("/audit").text();
-    for part in ["key created", "concurrent: none → 7", "3 failed sign-ins", "SIGHUP", "ana as", "second</a>"]
-    {
+    for part in [
+        "key created",
+        "concurrent: none → 7",
+        "3 failed sign-ins",
+        "SIGHUP",
+        "ana as",
+        "second</a>",
+    ] {
         assert!(page.contains(part), "{part}: {page}");
     }
     let table = server.stdout_of(&["audit", "--since", "1h"]);
-    assert!(table.lines().count() == audit(&server).len() + 1 && table.contains("key revoked"), "{table}");
+    assert!(
+        table.lines().count() == audit(&server).len() + 1 && table.contains("key revoked"),
+        "{table}"
+    );
     for printed in [page, table, server.stdout_of(&["audit", "--json"])] {
-        assert!(!printed.contains(&secret) && !printed.contains("horse"), "a secret: {printed}");
+        assert!(
+            !printed.contains(&secret) && !printed.contains("horse"),
+            "a secret: {printed}"
+        );
     }
 
     // A stop writes what was summed.
     browser.post("/sign-out", &[]);
     browser.get("/sign-in");
-    assert_eq!(browser.post("/sign-in", &[("password", "a wrong password")]).status, 401);
+    assert_eq!(
+        browser
+            .post("/sign-in", &[("password", "a wrong password")])
+            .status,
+        401
+    );
     server.signal(Signal::TERM);
     server.wait();
     assert_eq!(rows(&server, "sign_ins_failed"), [web(3), web(1)]);
@@ -89,9 +141,16 @@ fn the_page_has_pages() {
              RETURNING 1"
         ));
     };
-    let now = std::time::UNIX_EPOCH.elapsed().expect("a time after 1970").as_secs() as i64;
+    let now = std::time::UNIX_EPOCH
+        .elapsed()
+        .expect("a time after 1970")
+        .as_secs() as i64;
     for number in 0..110 {
-        insert(&server, number, if number < 10 { now - 40 * 86_400 } else { now });
+        insert(
+            &server,
+            number,
+            if number < 10 { now - 40 * 86_400 } else { now },
+        );
     }
     let mut browser = Browser::signed_in(&server);
     let mut next = Some("/audit".to_owned());
@@ -110,9 +169,17 @@ fn the_page_has_pages() {
     for (about, has_keys) in [("keys", true), ("sign-ins", false), ("settings", false)] {
         let text = browser.get(&format!("/audit?about={about}")).text();
         assert_eq!(text.contains("key created"), has_keys, "{about}: {text}");
-        assert_eq!(text.contains("signed in"), about == "sign-ins", "{about}: {text}");
+        assert_eq!(
+            text.contains("signed in"),
+            about == "sign-ins",
+            "{about}: {text}"
+        );
     }
     for number in 0..110 {
-        assert_eq!(seen.matches(&format!(">row {number}<")).count(), 1, "{number}");
+        assert_eq!(
+            seen.matches(&format!(">row {number}<")).count(),
+            1,
+            "{number}"
+        );
     }
 }

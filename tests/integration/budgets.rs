@@ -14,7 +14,10 @@ use crate::support::{Reply, Runtime, Script, Server, chat, request};
 const COST: i64 = 14;
 
 fn key_with(server: &Server, name: &str, budget: &str) -> String {
-    server.stdout_of(&["keys", "create", name, "--budget", budget]).trim().to_owned()
+    server
+        .stdout_of(&["keys", "create", name, "--budget", budget])
+        .trim()
+        .to_owned()
 }
 
 fn keys(server: &Server) -> Vec<Value> {
@@ -45,18 +48,38 @@ pub fn use_up(servers: &[&Server], key: &str, completions: i64) {
         panic!("a client has all completions of the budget and was not refused");
     };
     let count: i64 = thread::scope(|scope| {
-        let clients: Vec<_> = (0..32).map(|number| scope.spawn(move || client(number))).collect();
-        clients.into_iter().map(|client| client.join().expect("no panic")).sum()
+        let clients: Vec<_> = (0..32)
+            .map(|number| scope.spawn(move || client(number)))
+            .collect();
+        clients
+            .into_iter()
+            .map(|client| client.join().expect("no panic"))
+            .sum()
     });
     let running = 32.min(16 * servers.len() as i64);
     // The first refusal comes after the budget is used up, and what runs at that moment is completed.
-    assert!((completions..completions + running).contains(&count), "{count} completions, {completions} fit");
+    assert!(
+        (completions..completions + running).contains(&count),
+        "{count} completions, {completions} fit"
+    );
     let row = "SELECT sum(total_tokens), count(*) FROM usage WHERE status = 200";
-    assert_eq!(servers[0].query(row), [[Integer(count * COST), Integer(count)]]);
-    let refused = "SELECT count(*) FROM usage WHERE status = 403 AND error_code = 'insufficient_permission'";
-    assert_eq!(servers[0].query(refused), [[Integer(32)]], "each client has one refusal, with a row");
+    assert_eq!(
+        servers[0].query(row),
+        [[Integer(count * COST), Integer(count)]]
+    );
+    let refused =
+        "SELECT count(*) FROM usage WHERE status = 403 AND error_code = 'insufficient_permission'";
+    assert_eq!(
+        servers[0].query(refused),
+        [[Integer(32)]],
+        "each client has one refusal, with a row"
+    );
     assert_eq!(keys(servers[0])[0]["budget"]["used"], count * COST);
-    assert!(servers[0].stdout_of(&["usage", "verify"]).contains("nothing wrong"));
+    assert!(
+        servers[0]
+            .stdout_of(&["usage", "verify"])
+            .contains("nothing wrong")
+    );
 }
 
 #[test]
@@ -77,7 +100,10 @@ fn a_used_budget_is_explained_and_can_be_changed() {
         server.post(&key, &chat("x")).is_completion();
     }
     let message = is_used_up(&server.post(&key, &chat("x")));
-    assert!(message.contains("28 of 15 tokens per day") && message.contains(" 00:00Z"), "{message}");
+    assert!(
+        message.contains("28 of 15 tokens per day") && message.contains(" 00:00Z"),
+        "{message}"
+    );
     is_used_up(&server.post(&key, &json!({})));
     assert_eq!(runtime.count(), 2, "no inference was spent");
     let rows = "SELECT status, error_code FROM usage WHERE status <> 200";
@@ -86,7 +112,10 @@ fn a_used_budget_is_explained_and_can_be_changed() {
     server.post(&without, &chat("x")).is_completion();
     let mut listed = keys(&server);
     listed.sort_by_key(|key| key["name"] != "x");
-    assert_eq!(listed[0]["budget"], json!({"tokens": 15, "per": "day", "used": 28}));
+    assert_eq!(
+        listed[0]["budget"],
+        json!({"tokens": 15, "per": "day", "used": 28})
+    );
     assert_eq!(listed[1]["budget"], Value::Null);
     assert!(server.stdout_of(&["keys", "list"]).contains("28 of 15/day"));
     let id = listed[0]["id"].as_str().expect("an id");
@@ -95,7 +124,12 @@ fn a_used_budget_is_explained_and_can_be_changed() {
         let series = format!("adriaticum_key_budget_{name}{{key=\"{id}\",name=\"x\",per=\"day\"}}");
         assert_eq!(value(&server, &watcher, &series), expected);
     }
-    for (budget, is_enough) in [("28/month", false), ("29/month", true), ("1/day", false), ("none", true)] {
+    for (budget, is_enough) in [
+        ("28/month", false),
+        ("29/month", true),
+        ("1/day", false),
+        ("none", true),
+    ] {
         server.stdout_of(&["keys", "set", id, "--budget", budget]);
         let reply = server.post(&key, &chat("x"));
         match is_enough {
@@ -104,7 +138,10 @@ fn a_used_budget_is_explained_and_can_be_changed() {
         }
     }
     let details = "SELECT details FROM audit WHERE action <> 'key_created' ORDER BY id LIMIT 1";
-    assert_eq!(server.query(details), [[Text("budget: 15/day → 28/month".into())]]);
+    assert_eq!(
+        server.query(details),
+        [[Text("budget: 15/day → 28/month".into())]]
+    );
 }
 
 /// A key that was made before the runtime was changed could be used without end.
@@ -116,29 +153,51 @@ fn check_warns_of_a_budget_that_does_not_count_every_completion() {
     server.post(&key, &chat("x")).is_completion();
     let warning = || {
         let printed = server.stdout_of(&["check"]);
-        printed.lines().find(|line| line.starts_with("warn  budgets ")).map(String::from)
+        printed
+            .lines()
+            .find(|line| line.starts_with("warn  budgets "))
+            .map(String::from)
     };
     assert_eq!(warning(), None);
-    runtime.next(Script::Answer(200, json!({"choices": [{"message": {"content": "x"}}]})));
+    runtime.next(Script::Answer(
+        200,
+        json!({"choices": [{"message": {"content": "x"}}]}),
+    ));
     server.post(&key, &chat("x")).is_completion();
-    assert_eq!(keys(&server)[0]["budget"]["used"], COST, "it is not counted");
+    assert_eq!(
+        keys(&server)[0]["budget"]["used"],
+        COST,
+        "it is not counted"
+    );
     let warning = warning().expect("a warning");
     assert!(
-        warning.contains("total_tokens do not count: key_") && warning.contains("1 completion this day"),
+        warning.contains("total_tokens do not count: key_")
+            && warning.contains("1 completion this day"),
         "{warning}"
     );
 }
 
 /// Gives a service a clock of its own. Returns a function that sets it.
 pub fn with_clock(server: Server, time: i64) -> (Server, impl Fn(i64)) {
-    let (library, now) = (server.folder.path("frozen_clock.so"), server.folder.path("now"));
+    let (library, now) = (
+        server.folder.path("frozen_clock.so"),
+        server.folder.path("now"),
+    );
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/frozen_clock.c");
-    let built = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(source).status();
+    let built = Command::new("cc")
+        .args(["-shared", "-fPIC", "-o"])
+        .arg(&library)
+        .arg(source)
+        .status();
     assert!(built.expect("cc should run").success());
-    let server = server.set("LD_PRELOAD", library.display()).set("FROZEN_CLOCK", now.display());
+    let server = server
+        .set("LD_PRELOAD", library.display())
+        .set("FROZEN_CLOCK", now.display());
     let set_clock = move |time: i64| {
         let new = now.with_extension("new");
-        symlink(time.to_string(), &new).and_then(|()| std::fs::rename(new, &now)).expect("a link");
+        symlink(time.to_string(), &new)
+            .and_then(|()| std::fs::rename(new, &now))
+            .expect("a link");
     };
     set_clock(time);
     (server, set_clock)
@@ -158,7 +217,10 @@ fn budgets_are_renewed_at_midnight() {
     }
     for (key, per) in [(&day, "14 tokens per day"), (&month, "28 tokens per month")] {
         let message = is_used_up(&server.post(key, &chat("x")));
-        assert!(message.contains(per) && message.contains("renewed at 2031-02-01 00:00Z"), "{message}");
+        assert!(
+            message.contains(per) && message.contains("renewed at 2031-02-01 00:00Z"),
+            "{message}"
+        );
     }
     // A request is created when it was complete, which is before the present by its wait for a worker.
     let wait = 60;
@@ -167,11 +229,17 @@ fn budgets_are_renewed_at_midnight() {
         server.post(key, &chat("x")).is_completion();
     }
     let message = is_used_up(&server.post(&day, &chat("x")));
-    assert!(message.contains("renewed at 2031-02-02 00:00Z"), "{message}");
+    assert!(
+        message.contains("renewed at 2031-02-02 00:00Z"),
+        "{message}"
+    );
     set_clock(last + wait + 86_400);
     for key in [&day, &month] {
         server.post(key, &chat("x")).is_completion();
     }
     let message = is_used_up(&server.post(&month, &chat("x")));
-    assert!(message.contains("28 of 28") && message.contains("renewed at 2031-03-01 00:00Z"), "{message}");
+    assert!(
+        message.contains("28 of 28") && message.contains("renewed at 2031-03-01 00:00Z"),
+        "{message}"
+    );
 }

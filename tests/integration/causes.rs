@@ -8,7 +8,9 @@ use rusqlite::types::Value::{Null, Text};
 use serde_json::{Value, json};
 
 use crate::console::{Browser, PASSWORD, set_password};
-use crate::support::{Reply, Runtime, Script, Server, chat, completion, raw_request, request, until};
+use crate::support::{
+    Reply, Runtime, Script, Server, chat, completion, raw_request, request, until,
+};
 
 /// The lines about a request, each as its names and values. Everything in such a line is one or the other, the id first.
 #[track_caller]
@@ -16,10 +18,12 @@ fn lines(server: &Server, reply: &Reply) -> Vec<BTreeMap<String, String>> {
     let id = reply.header("x-request-id").expect("an id");
     until("its line is written", || server.log().contains(id));
     let log = server.log();
-    let texts = log
-        .lines()
-        .filter(|line| line.contains(id))
-        .map(|line| line.split_once("] ").expect("a time and a level").1.to_owned());
+    let texts = log.lines().filter(|line| line.contains(id)).map(|line| {
+        line.split_once("] ")
+            .expect("a time and a level")
+            .1
+            .to_owned()
+    });
     texts.map(|text| pairs(&text, id)).collect()
 }
 
@@ -28,8 +32,13 @@ fn pairs(text: &str, id: &str) -> BTreeMap<String, String> {
     assert!(text.starts_with(&format!("id={id} ")), "{text}");
     let (mut pairs, mut rest) = (BTreeMap::new(), text);
     while !rest.is_empty() {
-        let (name, value) = rest.split_once('=').unwrap_or_else(|| panic!("no name: {rest}"));
-        assert!(name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'), "{name}: {text}");
+        let (name, value) = rest
+            .split_once('=')
+            .unwrap_or_else(|| panic!("no name: {rest}"));
+        assert!(
+            name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'),
+            "{name}: {text}"
+        );
         let end = match value.strip_prefix('"') {
             Some(quoted) => quoted.find('"').expect("the end of the quotation") + 2,
             None => value.find(' ').unwrap_or(value.len()),
@@ -55,15 +64,25 @@ fn id_of(server: &Server, name: &str) -> String {
 /// The cause in the row of a request; `None` if it has no row.
 fn cause_in_row(server: &Server, reply: &Reply) -> Option<rusqlite::types::Value> {
     let id = reply.header("x-request-id").expect("an id");
-    server.query(&format!("SELECT cause FROM usage WHERE request_id = '{id}'")).pop()?.pop()
+    server
+        .query(&format!(
+            "SELECT cause FROM usage WHERE request_id = '{id}'"
+        ))
+        .pop()?
+        .pop()
 }
 
 #[test]
 fn a_refusal_says_why_in_a_word_of_the_list() {
     let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime)).set("ADRIATICUM_LOG_LEVEL", "trace").start();
+    let server = Server::new(Some(&runtime))
+        .set("ADRIATICUM_LOG_LEVEL", "trace")
+        .start();
     let key = |name: &str, permission: &str| {
-        server.stdout_of(&["keys", "create", name, "--permission", permission]).trim().to_owned()
+        server
+            .stdout_of(&["keys", "create", name, "--permission", permission])
+            .trim()
+            .to_owned()
     };
     let (good, metrics) = (key("good", "completions"), key("watch", "metrics"));
     let (revoked, expired) = (key("revoked", "completions"), key("expired", "completions"));
@@ -73,13 +92,25 @@ fn a_refusal_says_why_in_a_word_of_the_list() {
     let valid = chat("xyzzy").to_string();
     let with = |members: Value| {
         let mut body = chat("xyzzy");
-        body.as_object_mut().expect("an object").extend(members.as_object().expect("members").clone());
+        body.as_object_mut()
+            .expect("an object")
+            .extend(members.as_object().expect("members").clone());
         request(&good, &body)
     };
     let large = "Content-Length: 300000\r\n";
     for (sent, status, cause, name) in [
-        (request(&good, &chat("x")).replace("api.test", "xyzzy.test"), 404, "host", ""),
-        (request(&good, &chat("x")).replace("/v1/chat", "/v1/xyzzy"), 404, "route", ""),
+        (
+            request(&good, &chat("x")).replace("api.test", "xyzzy.test"),
+            404,
+            "host",
+            "",
+        ),
+        (
+            request(&good, &chat("x")).replace("/v1/chat", "/v1/xyzzy"),
+            404,
+            "route",
+            "",
+        ),
         (
             format!("POST /v1/chat/completions HTTP/1.1\r\nHost: api.test\r\n{large}\r\n"),
             413,
@@ -92,14 +123,44 @@ fn a_refusal_says_why_in_a_word_of_the_list() {
         (request(&revoked, &chat("x")), 401, "revoked", "revoked"),
         (request(&expired, &chat("x")), 401, "expired", "expired"),
         (request(&metrics, &chat("x")), 403, "permission", "watch"),
-        (request(&good, &chat("x")).replace("application/json", "text/xyzzy"), 400, "content_type", "good"),
-        (raw_request(&good, "Content-Encoding: xyzzy\r\n", &valid), 400, "content_encoding", "good"),
+        (
+            request(&good, &chat("x")).replace("application/json", "text/xyzzy"),
+            400,
+            "content_type",
+            "good",
+        ),
+        (
+            raw_request(&good, "Content-Encoding: xyzzy\r\n", &valid),
+            400,
+            "content_encoding",
+            "good",
+        ),
         (raw_request(&good, "", "xyzzy"), 400, "body", "good"),
         (with(json!({"max_tokens": 513})), 400, "max_tokens", "good"),
-        (with(json!({"max_completion_tokens": 5})), 400, "max_completion_tokens", "good"),
-        (with(json!({"messages": [{"role": "xyzzy", "content": "x"}]})), 400, "role", "good"),
-        (with(json!({"messages": [{"role": "user", "content": ["xyzzy"]}]})), 400, "content", "good"),
-        (with(json!({"xyzzy": "xyzzy"})), 400, "unknown_member", "good"),
+        (
+            with(json!({"max_completion_tokens": 5})),
+            400,
+            "max_completion_tokens",
+            "good",
+        ),
+        (
+            with(json!({"messages": [{"role": "xyzzy", "content": "x"}]})),
+            400,
+            "role",
+            "good",
+        ),
+        (
+            with(json!({"messages": [{"role": "user", "content": ["xyzzy"]}]})),
+            400,
+            "content",
+            "good",
+        ),
+        (
+            with(json!({"xyzzy": "xyzzy"})),
+            400,
+            "unknown_member",
+            "good",
+        ),
     ] {
         let mut client = server.connect();
         client.send(&sent);
@@ -108,33 +169,80 @@ fn a_refusal_says_why_in_a_word_of_the_list() {
         let lines = lines(&server, &reply);
         assert_eq!(lines.len(), 1, "{lines:?}");
         let line = &lines[0];
-        let key = if name.is_empty() { "-".into() } else { id_of(&server, name) };
-        let found = (line["cause"].as_str(), line["status"].as_str(), line["key"].as_str());
+        let key = if name.is_empty() {
+            "-".into()
+        } else {
+            id_of(&server, name)
+        };
+        let found = (
+            line["cause"].as_str(),
+            line["status"].as_str(),
+            line["key"].as_str(),
+        );
         assert_eq!(found, (cause, &*status.to_string(), &*key), "{line:?}");
         let has_row = matches!(status, 400 | 403) && !name.is_empty();
-        assert_eq!(cause_in_row(&server, &reply), has_row.then(|| Text(cause.into())), "{cause}");
+        assert_eq!(
+            cause_in_row(&server, &reply),
+            has_row.then(|| Text(cause.into())),
+            "{cause}"
+        );
     }
     let reply = server.post(&good, &chat("xyzzy"));
     reply.is_completion();
     assert_eq!(lines(&server, &reply)[0]["cause"], "-");
     assert_eq!(cause_in_row(&server, &reply), Some(Null));
-    assert!(!server.log().contains("xyzzy"), "what a client wrote is logged: {}", server.log());
-    assert!(server.stdout_of(&["usage", "verify"]).contains("nothing wrong"));
+    assert!(
+        !server.log().contains("xyzzy"),
+        "what a client wrote is logged: {}",
+        server.log()
+    );
+    assert!(
+        server
+            .stdout_of(&["usage", "verify"])
+            .contains("nothing wrong")
+    );
 }
 
 #[test]
 fn a_failure_has_its_class_and_a_second_line_has_the_details() {
     let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime)).set("ADRIATICUM_RUNTIME_TIMEOUT", 1).start();
+    let server = Server::new(Some(&runtime))
+        .set("ADRIATICUM_RUNTIME_TIMEOUT", 1)
+        .start();
     let key = server.key();
     let error = json!({"error": {"code": "context_length_exceeded"}});
     for (script, status, cause, details) in [
         (Script::Silent, 502, "timeout", "no complete answer in 1."),
-        (Script::Text(500, "x".into()), 502, "status_500", "HTTP status 500"),
-        (Script::Text(404, "x".into()), 502, "status_404", "HTTP status 404"),
-        (Script::Text(200, "x".into()), 502, "not_json", "not JSON of the expected form"),
-        (Script::Answer(200, json!({"choices": []})), 502, "no_text", "has no text"),
-        (Script::Text(200, "x".repeat(8 << 20)), 502, "answer_too_large", "too large"),
+        (
+            Script::Text(500, "x".into()),
+            502,
+            "status_500",
+            "HTTP status 500",
+        ),
+        (
+            Script::Text(404, "x".into()),
+            502,
+            "status_404",
+            "HTTP status 404",
+        ),
+        (
+            Script::Text(200, "x".into()),
+            502,
+            "not_json",
+            "not JSON of the expected form",
+        ),
+        (
+            Script::Answer(200, json!({"choices": []})),
+            502,
+            "no_text",
+            "has no text",
+        ),
+        (
+            Script::Text(200, "x".repeat(8 << 20)),
+            502,
+            "answer_too_large",
+            "too large",
+        ),
         (Script::Answer(400, error), 400, "context", ""),
     ] {
         runtime.next(script);
@@ -146,12 +254,22 @@ fn a_failure_has_its_class_and_a_second_line_has_the_details() {
         is_logged(&server, &reply, cause, details);
         assert_eq!(cause_in_row(&server, &reply), Some(Text(cause.into())));
     }
-    assert!(server.stdout_of(&["usage", "verify"]).contains("nothing wrong"));
+    assert!(
+        server
+            .stdout_of(&["usage", "verify"])
+            .contains("nothing wrong")
+    );
 
-    let server = Server::new(None).set("ADRIATICUM_RUNTIME_URL", "http://127.0.0.1:1/v1").start();
+    let server = Server::new(None)
+        .set("ADRIATICUM_RUNTIME_URL", "http://127.0.0.1:1/v1")
+        .start();
     let reply = server.post(&server.key(), &chat("x"));
     reply.is_error(502, "inference_error");
-    assert_eq!(reply.header("x-should-retry"), None, "no inference was spent");
+    assert_eq!(
+        reply.header("x-should-retry"),
+        None,
+        "no inference was spent"
+    );
     is_logged(&server, &reply, "refused", "no connection: ");
 
     let server = Server::new(None).start();
@@ -179,7 +297,9 @@ fn a_shed_request_has_its_cause() {
     assert_eq!(reply.header("retry-after"), Some("1"), "it is soon over");
     is_logged(&server, &reply, "queue_full", "");
     let counted = "requests shed: 1 since the last report (queue_full: every worker";
-    until("the listener has counted it", || server.log().contains(counted));
+    until("the listener has counted it", || {
+        server.log().contains(counted)
+    });
     assert_eq!(cause_in_row(&server, &reply), None, "it has no row");
     gate.store(true, Ordering::Release);
     held.reply().is_completion();
@@ -189,8 +309,15 @@ fn a_shed_request_has_its_cause() {
 fn is_logged(server: &Server, reply: &Reply, cause: &str, details: &str) {
     let lines = lines(server, reply);
     assert_eq!(lines[0]["cause"], cause, "{lines:?}");
-    assert_eq!(lines.len(), if details.is_empty() { 1 } else { 2 }, "{lines:?}");
-    assert!(details.is_empty() || lines[1]["details"].contains(details), "{lines:?}");
+    assert_eq!(
+        lines.len(),
+        if details.is_empty() { 1 } else { 2 },
+        "{lines:?}"
+    );
+    assert!(
+        details.is_empty() || lines[1]["details"].contains(details),
+        "{lines:?}"
+    );
 }
 
 #[test]
@@ -203,19 +330,36 @@ fn the_cause_is_part_of_a_requests_story() {
     runtime.next(Script::Text(503, "x".into()));
     runtime.next(Script::Answer(200, completion("x")));
     for (cause, line, entry) in [
-        (json!("status_503"), "status_503", Some("<dd><code>status_503</code></dd>")),
+        (
+            json!("status_503"),
+            "status_503",
+            Some("<dd><code>status_503</code></dd>"),
+        ),
         (json!(null), "-", None),
     ] {
-        let id = server.post(&key, &chat("x")).header("x-request-id").expect("an id").to_owned();
+        let id = server
+            .post(&key, &chat("x"))
+            .header("x-request-id")
+            .expect("an id")
+            .to_owned();
         let record: Value =
-            serde_json::from_str(&server.stdout_of(&["usage", "show", &id, "--json"])).expect("JSON");
+            serde_json::from_str(&server.stdout_of(&["usage", "show", &id, "--json"]))
+                .expect("JSON");
         assert_eq!(record["cause"], cause, "{record}");
         let record = server.stdout_of(&["usage", "show", &id]);
-        let words = record.lines().find_map(|record| record.strip_prefix("cause")).expect("a line");
+        let words = record
+            .lines()
+            .find_map(|record| record.strip_prefix("cause"))
+            .expect("a line");
         assert_eq!(words.trim(), line, "{record}");
         let page = browser.get(&format!("/requests/{id}")).text();
         let shown = page.split("<dt>Cause</dt>").nth(1);
         assert!(shown.is_some() == entry.is_some(), "{page}");
-        assert!(shown.zip(entry).is_none_or(|(shown, entry)| shown.starts_with(entry)), "{page}");
+        assert!(
+            shown
+                .zip(entry)
+                .is_none_or(|(shown, entry)| shown.starts_with(entry)),
+            "{page}"
+        );
     }
 }

@@ -47,21 +47,30 @@ impl Scripted {
                 for answer in answers {
                     let mut bytes = [0; 64 * 1024];
                     // A client that refuses the certificate sends no request.
-                    let Ok(count) = stream.read(&mut bytes) else { break };
-                    let _ = sender.send(Some(String::from_utf8_lossy(&bytes[..count]).into_owned()));
+                    let Ok(count) = stream.read(&mut bytes) else {
+                        break;
+                    };
+                    let _ =
+                        sender.send(Some(String::from_utf8_lossy(&bytes[..count]).into_owned()));
                     let _ = stream.write_all(answer.as_bytes());
                 }
                 drop(stream);
                 let _ = sender.send(None);
             }
         });
-        Self { base: format!("{scheme}://127.0.0.1:{port}/v1"), heard }
+        Self {
+            base: format!("{scheme}://127.0.0.1:{port}/v1"),
+            heard,
+        }
     }
 
     /// The next request; `None` at the end of a connection.
     #[track_caller]
     fn next(&self) -> Option<String> {
-        let heard = self.heard.recv_timeout(PATIENCE).expect("the server should go on");
+        let heard = self
+            .heard
+            .recv_timeout(PATIENCE)
+            .expect("the server should go on");
         if heard.is_none() {
             // On a busy machine, the system delivers it some time after the server has closed its side.
             until("the end has reached the client", || !self.has_open_client());
@@ -71,9 +80,16 @@ impl Scripted {
 
     /// Whether the system takes a client's side of a connection for open, which is its state 01.
     fn has_open_client(&self) -> bool {
-        let port = self.base.rsplit(':').next().and_then(|rest| rest.split('/').next()).expect("a port");
+        let port = self
+            .base
+            .rsplit(':')
+            .next()
+            .and_then(|rest| rest.split('/').next())
+            .expect("a port");
         let remote = format!(":{:04X} 01 ", port.parse::<u16>().expect("a number"));
-        fs::read_to_string("/proc/net/tcp").expect("the connections").contains(&remote)
+        fs::read_to_string("/proc/net/tcp")
+            .expect("the connections")
+            .contains(&remote)
     }
 }
 
@@ -92,7 +108,10 @@ fn call(
         limit: LIMIT,
         cancellation: &Cancellation::default(),
     })?;
-    Ok((answer.status().as_u16(), String::from_utf8_lossy(answer.body()).into_owned()))
+    Ok((
+        answer.status().as_u16(),
+        String::from_utf8_lossy(answer.body()).into_owned(),
+    ))
 }
 
 fn get(client: &HttpClient, base: &str) -> Result<(u16, String), CallError> {
@@ -110,7 +129,11 @@ fn the_request() {
     call(&client, &server.base, Some(b"{}"), Duration::from_secs(10)).expect("an answer");
     let heard = server.next().expect("a request");
     assert!(heard.starts_with("POST /v1/x HTTP/1.1\r\n"), "{heard}");
-    let host = server.base.strip_prefix("http://").and_then(|rest| rest.strip_suffix("/v1")).expect("a host");
+    let host = server
+        .base
+        .strip_prefix("http://")
+        .and_then(|rest| rest.strip_suffix("/v1"))
+        .expect("a host");
     for line in [
         &format!("host: {host}"),
         "authorization: Bearer y",
@@ -120,14 +143,22 @@ fn the_request() {
         concat!("user-agent: adriaticum/", env!("ADRIATICUM_VERSION")),
     ] {
         assert!(
-            heard.to_lowercase().contains(&format!("\r\n{}\r\n", line.to_lowercase())),
+            heard
+                .to_lowercase()
+                .contains(&format!("\r\n{}\r\n", line.to_lowercase())),
             "{line}: {heard}"
         );
     }
-    assert!(heard.ends_with("\r\n\r\n{}"), "head and body are one write: {heard}");
+    assert!(
+        heard.ends_with("\r\n\r\n{}"),
+        "head and body are one write: {heard}"
+    );
     get(&client, &server.base).expect("an answer");
     let heard = server.next().expect("a request on the same connection");
-    assert!(heard.starts_with("GET /v1/x HTTP/1.1\r\n") && heard.ends_with("\r\n\r\n"), "{heard}");
+    assert!(
+        heard.starts_with("GET /v1/x HTTP/1.1\r\n") && heard.ends_with("\r\n\r\n"),
+        "{heard}"
+    );
 }
 
 #[test]
@@ -145,11 +176,19 @@ fn a_large_body_is_sent_whole() {
                 assert!(count > 0, "the request is cut off");
                 heard.extend_from_slice(&bytes[..count]);
             }
-            stream.write_all(SHORT.as_bytes()).expect("the answer should be sent");
+            stream
+                .write_all(SHORT.as_bytes())
+                .expect("the answer should be sent");
             heard
         });
         let body = "x".repeat(size - 1) + "!";
-        call(&client(), &base, Some(body.as_bytes()), Duration::from_secs(10)).expect("an answer");
+        call(
+            &client(),
+            &base,
+            Some(body.as_bytes()),
+            Duration::from_secs(10),
+        )
+        .expect("an answer");
         let heard = String::from_utf8(server.join().expect("no panic")).expect("it is text");
         assert!(heard.ends_with(&format!("\r\n\r\n{body}")), "{size}");
     }
@@ -159,10 +198,18 @@ fn a_large_body_is_sent_whole() {
 fn a_connection_is_used_again_for_as_long_as_it_lasts() {
     let last = "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok";
     let more = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok and more";
-    let server = Scripted::new(vec![vec![SHORT, last], vec![more], vec![SHORT], vec![SHORT]]);
+    let server = Scripted::new(vec![
+        vec![SHORT, last],
+        vec![more],
+        vec![SHORT],
+        vec![SHORT],
+    ]);
     let client = client();
     for is_closed in [false, true, true, true, true] {
-        assert_eq!(get(&client, &server.base).expect("an answer"), (200, "ok".into()));
+        assert_eq!(
+            get(&client, &server.base).expect("an answer"),
+            (200, "ok".into())
+        );
         assert!(server.next().is_some());
         // A connection that was closed while it was kept is noticed before anything is sent.
         assert!(!is_closed || server.next().is_none());
@@ -172,7 +219,11 @@ fn a_connection_is_used_again_for_as_long_as_it_lasts() {
 #[test]
 fn answers() {
     for (wire, status, body) in [
-        ("HTTP/1.1 200 OK\r\ncontent-length: 2\r\nContent-Length: 2\r\n\r\nok", 200, "ok"),
+        (
+            "HTTP/1.1 200 OK\r\ncontent-length: 2\r\nContent-Length: 2\r\n\r\nok",
+            200,
+            "ok",
+        ),
         ("HTTP/1.1 500 Oh\r\ncontent-length: 0\r\n\r\n", 500, ""),
         ("HTTP/1.1 204 None\r\n\r\n", 204, ""),
         ("HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nok", 200, "ok"),
@@ -188,8 +239,16 @@ fn answers() {
             "ok",
         ),
         // A redirect is not followed: the script has one connection.
-        ("HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 2\r\n\r\nno", 302, "no"),
-        ("HTTP/1.1 307 Found\r\nlocation: /y\r\ncontent-length: 0\r\n\r\n", 307, ""),
+        (
+            "HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 2\r\n\r\nno",
+            302,
+            "no",
+        ),
+        (
+            "HTTP/1.1 307 Found\r\nlocation: /y\r\ncontent-length: 0\r\n\r\n",
+            307,
+            "",
+        ),
         // The largest that is read.
         (
             "HTTP/1.1 200 OK\r\ncontent-length: 64\r\n\r\n0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
@@ -198,7 +257,11 @@ fn answers() {
         ),
     ] {
         let server = Scripted::new(vec![vec![wire]]);
-        assert_eq!(get(&client(), &server.base).expect(wire), (status, body.into()), "{wire:?}");
+        assert_eq!(
+            get(&client(), &server.base).expect(wire),
+            (status, body.into()),
+            "{wire:?}"
+        );
     }
 }
 
@@ -222,9 +285,13 @@ fn answers_that_are_broken() {
         let error = get(&client(), &server.base).expect_err(wire);
         assert!(matches!(error, CallError::Broken(_)), "{wire:?}: {error:?}");
     }
-    let long: &'static str = format!("HTTP/1.1 200 OK\r\nx: {}\r\n\r\n", "y".repeat(MAX_HEAD)).leak();
+    let long: &'static str =
+        format!("HTTP/1.1 200 OK\r\nx: {}\r\n\r\n", "y".repeat(MAX_HEAD)).leak();
     let server = Scripted::new(vec![vec![long]]);
-    assert!(matches!(get(&client(), &server.base), Err(CallError::Broken(_))));
+    assert!(matches!(
+        get(&client(), &server.base),
+        Err(CallError::Broken(_))
+    ));
 }
 
 #[test]
@@ -237,7 +304,10 @@ fn an_answer_has_a_largest_size() {
         format!("HTTP/1.1 200 OK\r\n\r\n{rest}"),
     ] {
         let server = Scripted::new(vec![vec![wire.leak()]]);
-        assert!(matches!(get(&client(), &server.base), Err(CallError::TooLarge)));
+        assert!(matches!(
+            get(&client(), &server.base),
+            Err(CallError::TooLarge)
+        ));
     }
 }
 
@@ -245,8 +315,14 @@ fn an_answer_has_a_largest_size() {
 #[test]
 fn an_answer_that_never_ends_is_given_up() {
     for (beginning, more) in [
-        ("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n", "x: y\r\n"),
-        ("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nx: ", "y"),
+        (
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n",
+            "x: y\r\n",
+        ),
+        (
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nx: ",
+            "y",
+        ),
         ("", "HTTP/1.1 103 Hints\r\nx: y\r\n\r\n"),
     ] {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
@@ -254,7 +330,9 @@ fn an_answer_that_never_ends_is_given_up() {
         let server = thread::spawn(move || {
             let (mut stream, _) = listener.accept().expect("a connection");
             assert!(stream.read(&mut [0; 1024]).expect("a request") > 0);
-            stream.write_all(beginning.as_bytes()).expect("the client reads");
+            stream
+                .write_all(beginning.as_bytes())
+                .expect("the client reads");
             let block = more.repeat(64 * 1024 / more.len());
             let mut blocks = 0;
             // Enough to show that there is no limit.
@@ -263,8 +341,12 @@ fn an_answer_that_never_ends_is_given_up() {
             }
             blocks
         });
-        let error = call(&client(), &base, None, Duration::from_secs(60)).expect_err("it never ends");
-        assert!(matches!(error, CallError::TooLarge | CallError::Broken(_)), "{more:?}: {error:?}");
+        let error =
+            call(&client(), &base, None, Duration::from_secs(60)).expect_err("it never ends");
+        assert!(
+            matches!(error, CallError::TooLarge | CallError::Broken(_)),
+            "{more:?}: {error:?}"
+        );
         let blocks = server.join().expect("no panic");
         assert!(blocks < 1024, "{more:?}: {blocks} times 64 KiB were read");
     }
@@ -273,7 +355,10 @@ fn an_answer_that_never_ends_is_given_up() {
 #[test]
 fn a_runtime_that_switches_protocols_has_answered() {
     // The connection stays open: to wait for an answer would be to wait for the timeout.
-    let server = Scripted::new(vec![vec!["HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\n", SHORT]]);
+    let server = Scripted::new(vec![vec![
+        "HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\n",
+        SHORT,
+    ]]);
     assert_eq!(get(&client(), &server.base).expect("its status").0, 101);
 }
 
@@ -288,7 +373,10 @@ fn nothing_was_sent() {
         "http://no-such-host.invalid".into(),
     ] {
         let error = get(&client(), &base).expect_err(&base);
-        assert!(matches!(error, CallError::Unreachable(_)), "{base}: {error:?}");
+        assert!(
+            matches!(error, CallError::Unreachable(_)),
+            "{base}: {error:?}"
+        );
     }
 }
 
@@ -297,23 +385,33 @@ fn a_call_ends_at_its_deadline() {
     let silent = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
     let base = format!("http://{}", silent.local_addr().expect("it listens"));
     let began = Instant::now();
-    let error = call(&client(), &base, Some(b"{}"), Duration::from_millis(50)).expect_err("no answer");
+    let error =
+        call(&client(), &base, Some(b"{}"), Duration::from_millis(50)).expect_err("no answer");
     assert!(matches!(error, CallError::TimedOut(_)), "{error:?}");
-    assert!(matches!(call(&client(), &base, None, Duration::ZERO), Err(CallError::TimedOut(_))));
+    assert!(matches!(
+        call(&client(), &base, None, Duration::ZERO),
+        Err(CallError::TimedOut(_))
+    ));
     drop(silent);
     // An answer that arrives byte by byte does not extend the deadline.
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
     let base = format!("http://{}", listener.local_addr().expect("it listens"));
     let server = thread::spawn(move || {
         let (mut stream, _) = listener.accept().expect("a connection");
-        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 60\r\n\r\n").expect("a head");
+        stream
+            .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 60\r\n\r\n")
+            .expect("a head");
         while stream.write_all(b"x").is_ok() {
             thread::sleep(Duration::from_millis(20));
         }
     });
     let error = call(&client(), &base, None, Duration::from_millis(300)).expect_err("no answer");
     assert!(matches!(error, CallError::TimedOut(_)), "{error:?}");
-    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < Duration::from_secs(20),
+        "{:?}",
+        began.elapsed()
+    );
     server.join().expect("the connection should be closed");
 }
 
@@ -321,8 +419,9 @@ fn a_call_ends_at_its_deadline() {
 fn a_call_is_ended_by_another_thread() {
     let (first, second) = (Cancellation::default(), Cancellation::default());
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
-    let uri: Uri =
-        format!("http://{}/", listener.local_addr().expect("it listens")).parse().expect("an address");
+    let uri: Uri = format!("http://{}/", listener.local_addr().expect("it listens"))
+        .parse()
+        .expect("an address");
     let client = client();
     let call = |cancellation: &Cancellation| {
         client.call(&Call {
@@ -354,7 +453,9 @@ fn a_call_is_ended_by_another_thread() {
     });
     // The next call is not made, although a server listens.
     assert!(matches!(call(&second), Err(CallError::Cancelled)));
-    listener.set_nonblocking(true).expect("an option of the socket");
+    listener
+        .set_nonblocking(true)
+        .expect("an option of the socket");
     assert!(listener.accept().is_err(), "no connection was made");
 }
 
@@ -363,7 +464,8 @@ fn certified(name: &str) -> (RootCertStore, Arc<ServerConfig>) {
     let mut params = CertificateParams::default();
     params.distinguished_name.push(DnType::CommonName, name);
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key")).expect("a CA");
+    let ca =
+        CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key")).expect("a CA");
     let key = KeyPair::generate().expect("a key");
     let certificate = CertificateParams::new(vec!["127.0.0.1".into()])
         .and_then(|params| params.signed_by(&key, &ca))
@@ -382,7 +484,10 @@ fn certified(name: &str) -> (RootCertStore, Arc<ServerConfig>) {
 
 fn https(config: Arc<ServerConfig>, connections: Vec<Vec<&'static str>>) -> Scripted {
     Scripted::with("https", connections, move |stream| {
-        StreamOwned::new(ServerConnection::new(Arc::clone(&config)).expect("a session"), stream)
+        StreamOwned::new(
+            ServerConnection::new(Arc::clone(&config)).expect("a session"),
+            stream,
+        )
     })
 }
 
@@ -392,13 +497,22 @@ fn https_with_a_ca_of_its_own() {
     let server = https(config, vec![vec![SHORT, SHORT, SHORT], vec![SHORT]]);
     let client = HttpClient::new(4, Some(roots));
     for _ in 0..3 {
-        let answer = call(&client, &server.base, Some(b"{}"), Duration::from_secs(10)).expect("an answer");
+        let answer =
+            call(&client, &server.base, Some(b"{}"), Duration::from_secs(10)).expect("an answer");
         assert_eq!(answer, (200, "ok".into()));
         let heard = server.next().expect("a request on the same connection");
-        assert!(heard.starts_with("POST /v1/x") && heard.ends_with("\r\n\r\n{}"), "one record: {heard}");
+        assert!(
+            heard.starts_with("POST /v1/x") && heard.ends_with("\r\n\r\n{}"),
+            "one record: {heard}"
+        );
     }
     assert!(server.next().is_none());
-    assert_eq!(get(&client, &server.base).expect("an answer on a new connection").0, 200);
+    assert_eq!(
+        get(&client, &server.base)
+            .expect("an answer on a new connection")
+            .0,
+        200
+    );
 }
 
 #[test]
@@ -418,7 +532,10 @@ fn https_with_another_ca_is_refused() {
 
 #[test]
 fn what_a_server_writes_is_not_in_an_error() {
-    for wire in ["HTTP/1.1 200 xyzzy\r\nxyzzy\u{1}: xyzzy\r\n\r\n", "xyzzy\r\n\r\n"] {
+    for wire in [
+        "HTTP/1.1 200 xyzzy\r\nxyzzy\u{1}: xyzzy\r\n\r\n",
+        "xyzzy\r\n\r\n",
+    ] {
         let server = Scripted::new(vec![vec![wire]]);
         let error = get(&client(), &server.base).expect_err(wire);
         assert!(!format!("{error:?}").contains("xyzzy"), "{error:?}");

@@ -25,14 +25,24 @@ pub struct Browser<'a> {
 
 impl<'a> Browser<'a> {
     pub fn new(server: &'a Server) -> Self {
-        Self { server, source: [127, 0, 0, 1], cookies: Vec::new(), token: String::new() }
+        Self {
+            server,
+            source: [127, 0, 0, 1],
+            cookies: Vec::new(),
+            token: String::new(),
+        }
     }
 
     pub fn signed_in(server: &'a Server) -> Self {
         let mut browser = Self::new(server);
         browser.get("/sign-in");
         let reply = browser.post("/sign-in", &[("password", PASSWORD)]);
-        assert_eq!((reply.status, reply.header("location")), (303, Some("/")), "{}", reply.text());
+        assert_eq!(
+            (reply.status, reply.header("location")),
+            (303, Some("/")),
+            "{}",
+            reply.text()
+        );
         browser.get("/keys");
         browser
     }
@@ -50,18 +60,27 @@ impl<'a> Browser<'a> {
     pub fn post_with_token(&mut self, path: &str, token: &str, fields: &[(&str, &str)]) -> Reply {
         let mut all = vec![("token", token)];
         all.extend(fields);
-        self.post_bare(path, "Origin: null\r\nSec-Fetch-Site: same-origin\r\n", &all)
+        self.post_bare(
+            path,
+            "Origin: null\r\nSec-Fetch-Site: same-origin\r\n",
+            &all,
+        )
     }
 
     fn post_bare(&mut self, path: &str, headers: &str, fields: &[(&str, &str)]) -> Reply {
-        let body: Vec<String> =
-            fields.iter().map(|(name, value)| format!("{name}={}", encode(value))).collect();
+        let body: Vec<String> = fields
+            .iter()
+            .map(|(name, value)| format!("{name}={}", encode(value)))
+            .collect();
         self.send("POST", path, headers, &body.join("&"))
     }
 
     fn send(&mut self, method: &str, path: &str, headers: &str, body: &str) -> Reply {
-        let cookies: Vec<String> =
-            self.cookies.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let cookies: Vec<String> = self
+            .cookies
+            .iter()
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect();
         let address = self.server.address.parse().expect("an address of IPv4");
         let mut client = Client::new(connect_from(self.source, address));
         client.send(format!(
@@ -70,9 +89,16 @@ impl<'a> Browser<'a> {
             body.len()
         ));
         let reply = client.reply();
-        for line in reply.head.lines().filter_map(|line| line.strip_prefix("set-cookie: ")) {
-            let (name, value) =
-                line.split(';').next().and_then(|pair| pair.split_once('=')).expect("a cookie");
+        for line in reply
+            .head
+            .lines()
+            .filter_map(|line| line.strip_prefix("set-cookie: "))
+        {
+            let (name, value) = line
+                .split(';')
+                .next()
+                .and_then(|pair| pair.split_once('='))
+                .expect("a cookie");
             self.cookies.retain(|(known, _)| known != name);
             self.cookies.push((name.into(), value.into()));
         }
@@ -118,16 +144,28 @@ fn without_a_password_it_only_says_how_to_set_one() {
     let mut browser = Browser::new(&server);
     for path in ["/", "/keys", "/usage", "/sign-in", "/nonsense"] {
         let reply = browser.get(path);
-        assert!(reply.status == 200 && reply.text().contains("console password"), "{path}");
+        assert!(
+            reply.status == 200 && reply.text().contains("console password"),
+            "{path}"
+        );
     }
-    assert!(browser.post("/keys", &[("name", "x")]).text().contains("console password"));
+    assert!(
+        browser
+            .post("/keys", &[("name", "x")])
+            .text()
+            .contains("console password")
+    );
     for short in ["", "eleven char"] {
         let output = set_password(&server, short);
         assert_eq!(output.status.code(), Some(1));
         assert!(String::from_utf8_lossy(&output.stderr).contains("12 characters"));
     }
     assert!(set_password(&server, PASSWORD).status.success());
-    assert_eq!(browser.get("/keys").header("location"), Some("/sign-in"), "it holds at once");
+    assert_eq!(
+        browser.get("/keys").header("location"),
+        Some("/sign-in"),
+        "it holds at once"
+    );
     assert!(!server.log().contains("horse"));
 }
 
@@ -154,25 +192,41 @@ fn each_host_serves_its_own() {
     }
     assert_eq!(runtime.count(), 1);
     let without = Server::new(None).set("ADRIATICUM_CONSOLE_HOST", "").start();
-    Browser::new(&without).get("/sign-in").is_error(404, "not_found");
+    Browser::new(&without)
+        .get("/sign-in")
+        .is_error(404, "not_found");
 }
 
 #[test]
 fn a_browser_at_the_apis_address_gets_the_consoles_but_only_on_this_host() {
     let ask = |server: &Server, method: &str, headers: &str| {
         let mut client = server.connect();
-        client.send(format!("{method} / HTTP/1.1\r\nHost: api.test:8080\r\n{headers}\r\n"));
+        client.send(format!(
+            "{method} / HTTP/1.1\r\nHost: api.test:8080\r\n{headers}\r\n"
+        ));
         client.reply().is_error(404, "not_found")
     };
-    let server = Server::new(None).set("ADRIATICUM_TRUSTED_PROXIES", "127.0.0.1").start();
+    let server = Server::new(None)
+        .set("ADRIATICUM_TRUSTED_PROXIES", "127.0.0.1")
+        .start();
     let reply = ask(&server, "GET", "X-Forwarded-For: 203.0.113.7\r\n");
     assert!(!reply.contains("console"), "{reply}");
     let server = Server::new(None).start();
     let reply = ask(&server, "GET", "");
-    assert!(reply.ends_with(" The console is at http://console.localhost:8080/."), "{reply}");
+    assert!(
+        reply.ends_with(" The console is at http://console.localhost:8080/."),
+        "{reply}"
+    );
     let reply = ask(&server, "PUT", "");
-    assert!(!reply.contains("console"), "a program is not interested: {reply}");
-    let reply = ask(&Server::new(None).set("ADRIATICUM_CONSOLE_HOST", "").start(), "GET", "");
+    assert!(
+        !reply.contains("console"),
+        "a program is not interested: {reply}"
+    );
+    let reply = ask(
+        &Server::new(None).set("ADRIATICUM_CONSOLE_HOST", "").start(),
+        "GET",
+        "",
+    );
     assert!(!reply.contains("console"), "{reply}");
 }
 
@@ -181,28 +235,48 @@ fn a_browser_at_the_apis_address_gets_the_consoles_but_only_on_this_host() {
 fn the_command_for_a_forgotten_password_names_the_database() {
     let server = with_console(None).sqlite();
     let database = server.folder.path("adriaticum.db");
-    let command = format!("ADRIATICUM_DATABASE='{}' adriaticum console password", database.display());
+    let command = format!(
+        "ADRIATICUM_DATABASE='{}' adriaticum console password",
+        database.display()
+    );
     if cfg!(not(feature = "test-postgres")) {
         let page = Browser::new(&server).get("/sign-in").text();
         assert!(page.contains(&command), "{page}");
-        let page = Browser::new(&Server::new(None).sqlite().start()).get("/").text();
-        assert!(page.contains("adriaticum.db' adriaticum console password"), "{page}");
+        let page = Browser::new(&Server::new(None).sqlite().start())
+            .get("/")
+            .text();
+        assert!(
+            page.contains("adriaticum.db' adriaticum console password"),
+            "{page}"
+        );
     }
     // A name of its own may be served through a proxy, whose clients all seem to be on this host.
-    let named = Server::new(None).set("ADRIATICUM_CONSOLE_HOST", "console.test").start();
+    let named = Server::new(None)
+        .set("ADRIATICUM_CONSOLE_HOST", "console.test")
+        .start();
     let mut client = named.connect();
     client.send("GET / HTTP/1.1\r\nHost: console.test\r\n\r\n");
     let page = client.reply().text();
-    assert!(page.contains("adriaticum console password") && !page.contains("ADRIATICUM_DATABASE"), "{page}");
+    assert!(
+        page.contains("adriaticum console password") && !page.contains("ADRIATICUM_DATABASE"),
+        "{page}"
+    );
 }
 
 #[test]
 fn every_page_has_its_headers() {
     let server = with_console(None);
     let mut browser = Browser::signed_in(&server);
-    for path in
-        ["/keys", "/keys/new", "/usage", "/status", "/audit", "/requests", "/requests/chatcmpl_0", "/nothing"]
-    {
+    for path in [
+        "/keys",
+        "/keys/new",
+        "/usage",
+        "/status",
+        "/audit",
+        "/requests",
+        "/requests/chatcmpl_0",
+        "/nothing",
+    ] {
         let reply = browser.get(path);
         for (name, value) in [
             ("x-content-type-options", "nosniff"),
@@ -213,7 +287,9 @@ fn every_page_has_its_headers() {
             assert_eq!(reply.header(name), Some(value), "{path}: {name}");
         }
         let policy = reply.header("content-security-policy").expect(path);
-        assert!(policy.starts_with("default-src 'none';") && policy.contains("frame-ancestors 'none'"));
+        assert!(
+            policy.starts_with("default-src 'none';") && policy.contains("frame-ancestors 'none'")
+        );
         assert!(!policy.contains("unsafe"));
         let text = reply.text();
         assert!(
@@ -223,15 +299,29 @@ fn every_page_has_its_headers() {
         assert_eq!(text.matches("<script").count(), 1);
         // In a shared database the status page shows the address of this gateway.
         let text = text.replace(&format!("http://{}", server.address), "");
-        assert!(!text.contains("http://") && !text.contains("https://"), "nothing from outside: {path}");
+        assert!(
+            !text.contains("http://") && !text.contains("https://"),
+            "nothing from outside: {path}"
+        );
     }
     let page = browser.get("/keys").text();
-    for (mark, kind) in [("href=\"/assets/style", "text/css"), ("src=\"/assets/script", "text/javascript")] {
+    for (mark, kind) in [
+        ("href=\"/assets/style", "text/css"),
+        ("src=\"/assets/script", "text/javascript"),
+    ] {
         let start = page.find(mark).expect("the file is named") + mark.find('/').expect("a path");
         let path = page[start..].split('"').next().expect("its end");
         let file = Browser::new(&server).get(path);
-        assert!(file.status == 200 && file.header("content-type").is_some_and(|k| k.starts_with(kind)));
-        assert!(file.header("cache-control").is_some_and(|value| value.contains("immutable")));
+        assert!(
+            file.status == 200
+                && file
+                    .header("content-type")
+                    .is_some_and(|k| k.starts_with(kind))
+        );
+        assert!(
+            file.header("cache-control")
+                .is_some_and(|value| value.contains("immutable"))
+        );
     }
 }
 
@@ -245,17 +335,51 @@ fn signing_in_and_out() {
         Some("/sign-in?next=%2Fusage%3Frange%3D7d")
     );
     browser.get("/sign-in?next=%2Fusage");
-    assert_eq!(browser.post("/sign-in", &[("password", "wrong password")]).status, 401);
-    assert!(server.log().contains("sign-in failed, client=127.0.0.1"), "{}", server.log());
-    let reply = browser.post("/sign-in", &[("password", PASSWORD), ("next", "/usage?range=7d")]);
+    assert_eq!(
+        browser
+            .post("/sign-in", &[("password", "wrong password")])
+            .status,
+        401
+    );
+    assert!(
+        server.log().contains("sign-in failed, client=127.0.0.1"),
+        "{}",
+        server.log()
+    );
+    let reply = browser.post(
+        "/sign-in",
+        &[("password", PASSWORD), ("next", "/usage?range=7d")],
+    );
     assert_eq!(reply.header("location"), Some("/usage?range=7d"));
-    assert!(server.log().contains("operator signed in, client=127.0.0.1"), "{}", server.log());
-    assert_eq!(reply.header("strict-transport-security"), None, "it came by plain HTTP");
-    for line in reply.head.lines().filter(|line| line.starts_with("set-cookie: ")) {
-        assert!(line.contains("; HttpOnly; SameSite=Strict") && line.contains("Path=/;"), "{line}");
+    assert!(
+        server
+            .log()
+            .contains("operator signed in, client=127.0.0.1"),
+        "{}",
+        server.log()
+    );
+    assert_eq!(
+        reply.header("strict-transport-security"),
+        None,
+        "it came by plain HTTP"
+    );
+    for line in reply
+        .head
+        .lines()
+        .filter(|line| line.starts_with("set-cookie: "))
+    {
+        assert!(
+            line.contains("; HttpOnly; SameSite=Strict") && line.contains("Path=/;"),
+            "{line}"
+        );
     }
-    let cookie =
-        browser.cookies.iter().find(|(name, _)| name == "adriaticum_session").expect("a session").1.clone();
+    let cookie = browser
+        .cookies
+        .iter()
+        .find(|(name, _)| name == "adriaticum_session")
+        .expect("a session")
+        .1
+        .clone();
     assert_eq!(cookie.len(), 64);
     assert!(
         !std::fs::read(server.folder.path("adriaticum.db-wal"))
@@ -266,9 +390,16 @@ fn signing_in_and_out() {
     );
     assert_eq!(browser.get("/keys").status, 200);
     let other = browser.cookies.clone();
-    assert_eq!(browser.post("/sign-out", &[]).header("location"), Some("/sign-in"));
+    assert_eq!(
+        browser.post("/sign-out", &[]).header("location"),
+        Some("/sign-in")
+    );
     browser.cookies = other;
-    assert_eq!(browser.get("/keys").status, 303, "the token is worth nothing afterwards");
+    assert_eq!(
+        browser.get("/keys").status,
+        303,
+        "the token is worth nothing afterwards"
+    );
     for next in ["https://evil.test/", "//evil.test", "/\\evil.test"] {
         let mut browser = Browser::new(&server);
         browser.get("/sign-in");
@@ -276,24 +407,48 @@ fn signing_in_and_out() {
         assert_eq!(reply.header("location"), Some("/"), "{next}");
     }
     let mut browser = Browser::signed_in(&server);
-    assert!(set_password(&server, "another password than before").status.success());
-    assert_eq!(browser.get("/keys").status, 303, "another password ends every session");
+    assert!(
+        set_password(&server, "another password than before")
+            .status
+            .success()
+    );
+    assert_eq!(
+        browser.get("/keys").status,
+        303,
+        "another password ends every session"
+    );
     browser.get("/sign-in");
-    assert_eq!(browser.post("/sign-in", &[("password", PASSWORD)]).status, 401);
+    assert_eq!(
+        browser.post("/sign-in", &[("password", PASSWORD)]).status,
+        401
+    );
 }
 
 /// Any client can send `Host: console.localhost`.
 #[test]
 fn the_default_host_is_not_reached_through_a_proxy() {
-    let server = Server::new(None).set("ADRIATICUM_TRUSTED_PROXIES", "127.0.0.1").start();
-    for headers in ["", "X-Forwarded-For: 203.0.113.7\r\n", "X-Forwarded-For: 127.0.0.1\r\n"] {
+    let server = Server::new(None)
+        .set("ADRIATICUM_TRUSTED_PROXIES", "127.0.0.1")
+        .start();
+    for headers in [
+        "",
+        "X-Forwarded-For: 203.0.113.7\r\n",
+        "X-Forwarded-For: 127.0.0.1\r\n",
+    ] {
         for path in ["/", "/sign-in", "/metrics", "/assets/"] {
             let reply = Browser::new(&server).send("GET", path, headers, "");
             reply.is_error(404, "not_found");
         }
-        assert_eq!(Browser::new(&server).send("GET", "/healthz", headers, "").status, 200);
         assert_eq!(
-            Browser::new(&server).send("GET", "/readyz", headers, "").status,
+            Browser::new(&server)
+                .send("GET", "/healthz", headers, "")
+                .status,
+            200
+        );
+        assert_eq!(
+            Browser::new(&server)
+                .send("GET", "/readyz", headers, "")
+                .status,
             503,
             "without a runtime"
         );
@@ -302,7 +457,11 @@ fn the_default_host_is_not_reached_through_a_proxy() {
         .set("ADRIATICUM_TRUSTED_PROXIES", "127.0.0.1")
         .set("ADRIATICUM_CONSOLE_HOST", "console.localhost")
         .start();
-    assert_eq!(Browser::new(&named).get("/").status, 200, "it is set, so it is meant");
+    assert_eq!(
+        Browser::new(&named).get("/").status,
+        200,
+        "it is set, so it is meant"
+    );
 }
 
 #[test]
@@ -314,22 +473,48 @@ fn https_has_cookies_of_its_own() {
     assert!(set_password(&server, PASSWORD).status.success());
     let https = "X-Forwarded-Proto: https\r\nX-Forwarded-For: 203.0.113.7\r\n";
     let mut browser = Browser::new(&server);
-    assert!(browser.send("GET", "/sign-in", https, "").header("strict-transport-security").is_some());
+    assert!(
+        browser
+            .send("GET", "/sign-in", https, "")
+            .header("strict-transport-security")
+            .is_some()
+    );
     let body = format!("token={}&password={}", browser.token, encode(PASSWORD));
     let reply = browser.send("POST", "/sign-in", https, &body);
     assert_eq!(reply.status, 303, "{}", reply.text());
-    assert!(server.log().contains("operator signed in, client=203.0.113.7"), "{}", server.log());
-    let lines: Vec<&str> = reply.head.lines().filter_map(|line| line.strip_prefix("set-cookie: ")).collect();
+    assert!(
+        server
+            .log()
+            .contains("operator signed in, client=203.0.113.7"),
+        "{}",
+        server.log()
+    );
+    let lines: Vec<&str> = reply
+        .head
+        .lines()
+        .filter_map(|line| line.strip_prefix("set-cookie: "))
+        .collect();
     assert_eq!(lines.len(), 2);
     for line in lines {
-        assert!(line.starts_with("__Host-adriaticum_") && line.ends_with("; Secure"), "{line}");
+        assert!(
+            line.starts_with("__Host-adriaticum_") && line.ends_with("; Secure"),
+            "{line}"
+        );
     }
     assert_eq!(browser.send("GET", "/keys", https, "").status, 200);
-    assert_eq!(browser.get("/keys").status, 303, "a cookie of HTTPS is none of plain HTTP");
+    assert_eq!(
+        browser.get("/keys").status,
+        303,
+        "a cookie of HTTPS is none of plain HTTP"
+    );
     for (name, _) in &mut browser.cookies {
         *name = name.replace("__Host-", "");
     }
-    assert_eq!(browser.send("GET", "/keys", https, "").status, 303, "nor the other way round");
+    assert_eq!(
+        browser.send("GET", "/keys", https, "").status,
+        303,
+        "nor the other way round"
+    );
 }
 
 #[test]
@@ -337,12 +522,19 @@ fn a_session_ends_after_twelve_hours() {
     let server = with_console(None);
     let mut browser = Browser::signed_in(&server);
     let expires = server.query("SELECT expires FROM console_tokens WHERE kind = 'session'");
-    let rusqlite::types::Value::Integer(expires) = expires[0][0] else { panic!("a time in seconds") };
-    let now = std::time::UNIX_EPOCH.elapsed().expect("a time after 1970").as_secs() as i64;
+    let rusqlite::types::Value::Integer(expires) = expires[0][0] else {
+        panic!("a time in seconds")
+    };
+    let now = std::time::UNIX_EPOCH
+        .elapsed()
+        .expect("a time after 1970")
+        .as_secs() as i64;
     let left = expires - now;
     assert!((12 * 3600 - 60..=12 * 3600).contains(&left), "{left}");
     assert_eq!(browser.get("/keys").status, 200);
-    server.query(&format!("UPDATE console_tokens SET expires = {now} RETURNING 1"));
+    server.query(&format!(
+        "UPDATE console_tokens SET expires = {now} RETURNING 1"
+    ));
     assert_eq!(browser.get("/keys").status, 303);
 }
 
@@ -351,8 +543,12 @@ fn a_form_from_elsewhere_changes_nothing() {
     let server = with_console(None);
     let mut browser = Browser::signed_in(&server);
     let (token, once) = (browser.token.clone(), "0".repeat(32));
-    let form =
-        [("token", token.as_str()), ("name", "x"), ("permission", "completions"), ("once", once.as_str())];
+    let form = [
+        ("token", token.as_str()),
+        ("name", "x"),
+        ("permission", "completions"),
+        ("once", once.as_str()),
+    ];
     for headers in [
         "Origin: http://evil.test\r\n",
         "Origin: http://console.localhost:9999\r\n",
@@ -361,10 +557,19 @@ fn a_form_from_elsewhere_changes_nothing() {
         "Origin: http://console.localhost:8080\r\nSec-Fetch-Site: same-site\r\n",
         "Origin: http://console.localhost:8080\r\nOrigin: http://evil.test\r\n",
     ] {
-        assert_eq!(browser.post_bare("/keys", headers, &form).status, 403, "{headers}");
+        assert_eq!(
+            browser.post_bare("/keys", headers, &form).status,
+            403,
+            "{headers}"
+        );
     }
     for token in ["", "0".repeat(64).as_str()] {
-        let form = [("token", token), ("name", "x"), ("permission", "completions"), ("once", once.as_str())];
+        let form = [
+            ("token", token),
+            ("name", "x"),
+            ("permission", "completions"),
+            ("once", once.as_str()),
+        ];
         let reply = browser.post_bare("/keys", "Origin: http://console.localhost:8080\r\n", &form);
         assert_eq!(reply.status, 403, "a stale token");
     }
@@ -373,12 +578,22 @@ fn a_form_from_elsewhere_changes_nothing() {
     other.cookies = cookie;
     let foreign = other.token.clone();
     other.token = String::new();
-    let form_of_other =
-        [("token", foreign.as_str()), ("name", "x"), ("permission", "completions"), ("once", once.as_str())];
-    assert_eq!(other.post_bare("/keys", "", &form_of_other).status, 403, "the token of another session");
+    let form_of_other = [
+        ("token", foreign.as_str()),
+        ("name", "x"),
+        ("permission", "completions"),
+        ("once", once.as_str()),
+    ];
+    assert_eq!(
+        other.post_bare("/keys", "", &form_of_other).status,
+        403,
+        "the token of another session"
+    );
     let mut visitor = Browser::new(&server);
     assert_eq!(
-        visitor.post_bare("/sign-in", "", &[("password", PASSWORD)]).status,
+        visitor
+            .post_bare("/sign-in", "", &[("password", PASSWORD)])
+            .status,
         403,
         "sign-in has a token too"
     );
@@ -403,7 +618,10 @@ fn wrong_passwords_are_throttled_and_no_worker_waits() {
         }
         assert!(refused < 20, "it is never slowed");
     };
-    let seconds: u64 = reply.header("retry-after").and_then(|value| value.parse().ok()).expect("how long");
+    let seconds: u64 = reply
+        .header("retry-after")
+        .and_then(|value| value.parse().ok())
+        .expect("how long");
     assert!((1..=60).contains(&seconds) && reply.text().contains(&format!("{seconds} second")));
     assert_eq!(
         guesser.post("/sign-in", &[("password", PASSWORD)]).status,
@@ -417,7 +635,9 @@ fn wrong_passwords_are_throttled_and_no_worker_waits() {
         303,
         "a known browser is not locked out"
     );
-    until("the wait is over", || guesser.post("/sign-in", &[("password", PASSWORD)]).status == 303);
+    until("the wait is over", || {
+        guesser.post("/sign-in", &[("password", PASSWORD)]).status == 303
+    });
 }
 
 #[test]
@@ -426,19 +646,39 @@ fn a_form_that_is_sent_twice_creates_one_key() {
     let mut browser = Browser::signed_in(&server);
     let once_of = |page: Reply| {
         let page = page.text();
-        page.split("name=\"once\" value=\"").nth(1).expect("the form's number")[..32].to_owned()
+        page.split("name=\"once\" value=\"")
+            .nth(1)
+            .expect("the form's number")[..32]
+            .to_owned()
     };
     // Two tabs, each of them sent four times at once.
-    let tabs = [once_of(browser.get("/keys/new")), once_of(browser.get("/keys/new"))];
+    let tabs = [
+        once_of(browser.get("/keys/new")),
+        once_of(browser.get("/keys/new")),
+    ];
     let send = |browser: &Browser, once: &str| {
-        browser.clone().post("/keys", &[("name", "x"), ("permission", "completions"), ("once", once)])
+        browser.clone().post(
+            "/keys",
+            &[("name", "x"), ("permission", "completions"), ("once", once)],
+        )
     };
     let replies: Vec<Reply> = std::thread::scope(|scope| {
-        let sending: Vec<_> =
-            tabs.iter().flat_map(|once| [once; 4]).map(|once| scope.spawn(|| send(&browser, once))).collect();
-        sending.into_iter().map(|reply| reply.join().expect("a reply")).collect()
+        let sending: Vec<_> = tabs
+            .iter()
+            .flat_map(|once| [once; 4])
+            .map(|once| scope.spawn(|| send(&browser, once)))
+            .collect();
+        sending
+            .into_iter()
+            .map(|reply| reply.join().expect("a reply"))
+            .collect()
     });
-    let statuses = |wanted: u16| replies.iter().filter(|reply| reply.status == wanted).count();
+    let statuses = |wanted: u16| {
+        replies
+            .iter()
+            .filter(|reply| reply.status == wanted)
+            .count()
+    };
     assert_eq!((statuses(200), statuses(303)), (2, 6));
     assert_eq!(server.query("SELECT id FROM keys").len(), 2);
     assert_eq!(send(&browser, "not one of ours").status, 403);
@@ -448,7 +688,11 @@ fn a_form_that_is_sent_twice_creates_one_key() {
     server.signal(Signal::TERM);
     server.wait();
     let server = server.start();
-    let browser = Browser { cookies, token, ..Browser::new(&server) };
+    let browser = Browser {
+        cookies,
+        token,
+        ..Browser::new(&server)
+    };
     assert_eq!(send(&browser, &tabs[0]).status, 303);
     assert_eq!(server.query("SELECT id FROM keys").len(), 2);
 }
@@ -460,7 +704,11 @@ fn a_key_from_its_making_to_its_end() {
     let mut browser = Browser::signed_in(&server);
     assert!(browser.get("/keys").text().contains("Create the first key"));
     let once = browser.get("/keys/new").text();
-    let once = once.split("name=\"once\" value=\"").nth(1).expect("the form's number")[..32].to_owned();
+    let once = once
+        .split("name=\"once\" value=\"")
+        .nth(1)
+        .expect("the form's number")[..32]
+        .to_owned();
     let form = [
         ("name", "first"),
         ("permission", "completions"),
@@ -470,13 +718,21 @@ fn a_key_from_its_making_to_its_end() {
     ];
     let made = browser.post("/keys", &form).text();
     let secret = made.split("id=\"secret\">").nth(1).expect("the secret")[..52].to_owned();
-    assert!(made.contains("curl https://api.test/v1/chat/completions"), "{made}");
+    assert!(
+        made.contains("curl https://api.test/v1/chat/completions"),
+        "{made}"
+    );
     server.post(&secret, &chat("x")).is_completion();
     let again = browser.post("/keys", &form);
-    let again = again.header("location").expect("a page that is loaded again makes no other key");
+    let again = again
+        .header("location")
+        .expect("a page that is loaded again makes no other key");
     assert!(again.starts_with("/keys?made=key_"), "{again}");
     let page = browser.get(again).text();
-    assert!(page.contains("This form has already created") && page.contains("first</strong>"), "{page}");
+    assert!(
+        page.contains("This form has already created") && page.contains("first</strong>"),
+        "{page}"
+    );
     assert!(
         !page.contains(&secret) && page.contains(&format!("{}…{}", &secret[..8], &secret[48..])),
         "{page}"
@@ -484,31 +740,66 @@ fn a_key_from_its_making_to_its_end() {
     let list: serde_json::Value =
         serde_json::from_str(&server.stdout_of(&["keys", "list", "--json"])).expect("JSON");
     let id = list[0]["id"].as_str().expect("an id").to_owned();
-    assert_eq!((list.as_array().map(Vec::len), &list[0]["concurrent"]), (Some(1), &7.into()));
+    assert_eq!(
+        (list.as_array().map(Vec::len), &list[0]["concurrent"]),
+        (Some(1), &7.into())
+    );
     assert!(page.contains("7 concurrent"), "{page}");
     let asked = browser.get(&format!("/keys/{id}/revoke")).text();
     assert!(asked.contains("first") && asked.contains("can’t be undone"));
     server.post(&secret, &chat("x")).is_completion();
     browser.post(&format!("/keys/{id}/revoke"), &[]);
-    server.post(&secret, &chat("x")).is_error(401, "invalid_api_key");
+    server
+        .post(&secret, &chat("x"))
+        .is_error(401, "invalid_api_key");
     assert!(browser.get("/keys").text().contains("Revoked (1)"));
-    assert!(browser.get("/keys?state=revoked").text().contains("first</a>"));
+    assert!(
+        browser
+            .get("/keys?state=revoked")
+            .text()
+            .contains("first</a>")
+    );
     for bad in [
         [("name", ""), ("permission", "completions"), ("expires", "")],
         [("name", "x"), ("permission", "nonsense"), ("expires", "")],
-        [("name", "x"), ("permission", "completions"), ("expires", "soon")],
-        [("name", "x"), ("permission", "completions"), ("expires", "date")],
-        [("name", "x"), ("permission", "completions"), ("concurrent", "0")],
+        [
+            ("name", "x"),
+            ("permission", "completions"),
+            ("expires", "soon"),
+        ],
+        [
+            ("name", "x"),
+            ("permission", "completions"),
+            ("expires", "date"),
+        ],
+        [
+            ("name", "x"),
+            ("permission", "completions"),
+            ("concurrent", "0"),
+        ],
     ] {
         let reply = browser.post("/keys", &bad);
-        assert!(reply.status == 400 && reply.text().contains("role=\"alert\""), "{bad:?}");
+        assert!(
+            reply.status == 400 && reply.text().contains("role=\"alert\""),
+            "{bad:?}"
+        );
     }
     for id in ["key_none", "..", "%2e%2e"] {
         assert_eq!(browser.get(&format!("/keys/{id}/revoke")).status, 404);
         assert_eq!(browser.get(&format!("/keys/{id}")).status, 404);
-        assert_eq!(browser.post(&format!("/keys/{id}"), &[("name", "x")]).status, 404);
+        assert_eq!(
+            browser
+                .post(&format!("/keys/{id}"), &[("name", "x")])
+                .status,
+            404
+        );
     }
-    assert_eq!(browser.post("/keys", &[("name", "x".repeat(20_000).as_str())]).status, 413);
+    assert_eq!(
+        browser
+            .post("/keys", &[("name", "x".repeat(20_000).as_str())])
+            .status,
+        413
+    );
     assert_eq!(browser.send("DELETE", "/keys", "", "").status, 405);
 }
 
@@ -517,7 +808,10 @@ fn what_a_person_typed_is_never_markup() {
     let runtime = Runtime::start();
     let server = with_console(Some(&runtime));
     let hostile = "\"'><script>alert(1)</script><b>&{{7*7}}=HYPERLINK(1)";
-    let secret = server.stdout_of(&["keys", "create", hostile]).trim().to_owned();
+    let secret = server
+        .stdout_of(&["keys", "create", hostile])
+        .trim()
+        .to_owned();
     server.post(&secret, &chat("x")).is_completion();
     runtime.next(Script::Answer(500, json!({})));
     let failed = server.post(&secret, &chat("x"));
@@ -525,7 +819,10 @@ fn what_a_person_typed_is_never_markup() {
     let list: serde_json::Value =
         serde_json::from_str(&server.stdout_of(&["keys", "list", "--json"])).expect("JSON");
     let id = list[0]["id"].as_str().expect("an id").to_owned();
-    let request = failed.json()["error"]["request_id"].as_str().expect("an id").to_owned();
+    let request = failed.json()["error"]["request_id"]
+        .as_str()
+        .expect("an id")
+        .to_owned();
     let inject = encode("\"><script>alert(2)</script>");
     let places = [
         "/keys".to_owned(),
@@ -553,18 +850,40 @@ fn what_a_person_typed_is_never_markup() {
     ];
     for place in &places {
         let text = browser.get(place).text();
-        assert!(!text.contains("<script>") && !text.contains("<b>"), "{place}: {text}");
+        assert!(
+            !text.contains("<script>") && !text.contains("<b>"),
+            "{place}: {text}"
+        );
     }
-    for place in [&places[0], &places[1], &places[4], &places[8], &places[13], &places[14]] {
+    for place in [
+        &places[0],
+        &places[1],
+        &places[4],
+        &places[8],
+        &places[13],
+        &places[14],
+    ] {
         let text = browser.get(place).text();
-        assert!(text.contains("&lt;script&gt;alert(1)&lt;/script&gt;&lt;b&gt;&amp;"), "{place}: {text}");
+        assert!(
+            text.contains("&lt;script&gt;alert(1)&lt;/script&gt;&lt;b&gt;&amp;"),
+            "{place}: {text}"
+        );
     }
     let form = browser.post(
         "/keys",
-        &[("name", "\"><script>alert(3)</script>"), ("expires", "\"><script>"), ("date", "\"><script>")],
+        &[
+            ("name", "\"><script>alert(3)</script>"),
+            ("expires", "\"><script>"),
+            ("date", "\"><script>"),
+        ],
     );
-    assert!(form.status == 400 && !form.text().contains("<script>"), "what is filled in comes back escaped");
-    let visitor = Browser::new(&server).get(&format!("/sign-in?next={inject}")).text();
+    assert!(
+        form.status == 400 && !form.text().contains("<script>"),
+        "what is filled in comes back escaped"
+    );
+    let visitor = Browser::new(&server)
+        .get(&format!("/sign-in?next={inject}"))
+        .text();
     assert!(!visitor.contains("<script>"));
     let csv = whole_body(&browser.get("/requests/export.csv?range=1h"));
     let quoted = format!("\"{}\"", hostile.replace('"', "\"\""));
@@ -575,7 +894,10 @@ fn what_a_person_typed_is_never_markup() {
     let cells: Vec<&str> = csv.lines().nth(1).expect("a row").split("\",\"").collect();
     let created: i64 = cells[3].parse().expect("Unix time");
     let seconds = created.rem_euclid(60);
-    assert!(cells[4].len() == 20 && cells[4].ends_with(&format!(":{seconds:02}Z")), "{csv}");
+    assert!(
+        cells[4].len() == 20 && cells[4].ends_with(&format!(":{seconds:02}Z")),
+        "{csv}"
+    );
 }
 
 /// The body of an answer in chunks.
@@ -588,30 +910,55 @@ fn whole_body(reply: &Reply) -> String {
 fn usage_has_what_the_ledger_holds() {
     let runtime = Runtime::start();
     let server = with_console(Some(&runtime));
-    let (one, other) = (server.key(), server.stdout_of(&["keys", "create", "other"]).trim().to_owned());
+    let (one, other) = (
+        server.key(),
+        server
+            .stdout_of(&["keys", "create", "other"])
+            .trim()
+            .to_owned(),
+    );
     let mut unmeasured = completion("x");
-    unmeasured.as_object_mut().expect("an object").remove("usage");
-    for script in [Script::Answer(200, unmeasured), Script::Answer(500, json!({}))] {
+    unmeasured
+        .as_object_mut()
+        .expect("an object")
+        .remove("usage");
+    for script in [
+        Script::Answer(200, unmeasured),
+        Script::Answer(500, json!({})),
+    ] {
         runtime.next(script);
         server.post(&one, &chat("x"));
     }
     for _ in 0..3 {
         server.post(&other, &chat("x")).is_completion();
     }
-    server.post(&other, &json!({})).is_error(400, "invalid_request");
+    server
+        .post(&other, &json!({}))
+        .is_error(400, "invalid_request");
     let mut browser = Browser::signed_in(&server);
     let figures = |text: &str| -> Vec<String> {
         text.split("<strong>")
             .skip(1)
             .take(3)
             // The first is a link.
-            .map(|rest| rest.split("</").next().unwrap_or("").rsplit('>').next().unwrap_or("").to_owned())
+            .map(|rest| {
+                rest.split("</")
+                    .next()
+                    .unwrap_or("")
+                    .rsplit('>')
+                    .next()
+                    .unwrap_or("")
+                    .to_owned()
+            })
             .collect()
     };
     for range in ["1h", "24h", "7d", "30d", "90d", "all"] {
         let text = browser.get(&format!("/usage?range={range}")).text();
         assert_eq!(figures(&text), ["6", "66.7 %", "42"], "{range}");
-        assert!(text.contains("33 in, 9 out<br>1 request unmeasured"), "{range}");
+        assert!(
+            text.contains("33 in, 9 out<br>1 request unmeasured"),
+            "{range}"
+        );
         assert!(text.contains("of the newest 4 completions"), "{range}");
         assert!(text.len() < 45_000, "{}", text.len());
     }
@@ -624,52 +971,104 @@ fn usage_has_what_the_ledger_holds() {
         .clone();
     let key = key.as_str().expect("an id");
     let text = browser.get(&format!("/usage?range=1h&key={key}")).text();
-    assert_eq!(figures(&text), ["2", "50.0 %", "–"], "what was not measured is no zero");
+    assert_eq!(
+        figures(&text),
+        ["2", "50.0 %", "–"],
+        "what was not measured is no zero"
+    );
     assert!(!text.contains("Tokens by key"), "nor is it drawn");
     // An outcome changes the rows. Rates and shares are still those of all requests.
     let text = browser.get("/usage?outcome=invalid_request").text();
     assert_eq!(figures(&text), ["1", "66.7 %", "–"]);
-    assert!(text.contains(">of 6</a>") && text.contains("<td>16.7 %</td>"), "{text}");
-    assert!(text.contains("<td>75.0 %</td>") && text.contains("of the newest 4 completions"), "{text}");
+    assert!(
+        text.contains(">of 6</a>") && text.contains("<td>16.7 %</td>"),
+        "{text}"
+    );
+    assert!(
+        text.contains("<td>75.0 %</td>") && text.contains("of the newest 4 completions"),
+        "{text}"
+    );
     let text = browser.get("/usage?outcome=ok").text();
     assert!(!text.contains("Errors by code"), "a panel without content");
-    assert_eq!(browser.get("/requests?outcome=failed").text().matches("class=\"badge bad\"").count(), 2);
-    assert_eq!(browser.get("/requests?outcome=ok").text().matches("class=\"badge good\"").count(), 4);
+    assert_eq!(
+        browser
+            .get("/requests?outcome=failed")
+            .text()
+            .matches("class=\"badge bad\"")
+            .count(),
+        2
+    );
+    assert_eq!(
+        browser
+            .get("/requests?outcome=ok")
+            .text()
+            .matches("class=\"badge good\"")
+            .count(),
+        4
+    );
     // By tokens: "other" has all of them.
     let by_key = |browser: &mut Browser, sort: &str| -> Vec<String> {
         let text = browser.get(&format!("/usage?range=24h&sort={sort}")).text();
-        let table =
-            text.split("class=\"by-key numbers\"").nth(1).and_then(|rest| rest.split("</table>").next());
+        let table = text
+            .split("class=\"by-key numbers\"")
+            .nth(1)
+            .and_then(|rest| rest.split("</table>").next());
         let rows = table.expect("the table").split("<tr>").skip(2);
         rows.map(|row| {
-            row.replace("</td>", "|").split('<').map(|part| part.split('>').nth(1).unwrap_or("")).collect()
+            row.replace("</td>", "|")
+                .split('<')
+                .map(|part| part.split('>').nth(1).unwrap_or(""))
+                .collect()
         })
         .collect()
     };
     let rows = by_key(&mut browser, "");
     assert!(
-        rows[0].starts_with("other") && rows[0].contains("4|75.0 %|33|9|42|") && rows[0].ends_with("100 %|"),
+        rows[0].starts_with("other")
+            && rows[0].contains("4|75.0 %|33|9|42|")
+            && rows[0].ends_with("100 %|"),
         "{rows:?}"
     );
     assert!(
-        rows[1].starts_with("test") && rows[1].contains("2|50.0 %|–|–|–|") && rows[1].ends_with("–|"),
+        rows[1].starts_with("test")
+            && rows[1].contains("2|50.0 %|–|–|–|")
+            && rows[1].ends_with("–|"),
         "{rows:?}"
     );
-    assert!(by_key(&mut browser, "tokens")[0].starts_with("test"), "the other way round");
+    assert!(
+        by_key(&mut browser, "tokens")[0].starts_with("test"),
+        "the other way round"
+    );
     let listed = |browser: &mut Browser, query: &str| {
         let text = browser.get(&format!("/requests?range=1h&{query}")).text();
         text.matches("href=\"/requests/chatcmpl_").count()
     };
-    assert_eq!((listed(&mut browser, "least=0"), listed(&mut browser, "least=4000000")), (6, 0));
+    assert_eq!(
+        (
+            listed(&mut browser, "least=0"),
+            listed(&mut browser, "least=4000000")
+        ),
+        (6, 0)
+    );
     assert_eq!(listed(&mut browser, "most=4000000&outcome=failed"), 2);
     assert_eq!(
-        whole_body(&browser.get("/requests/export.csv?range=1h&least=4000000")).matches("chatcmpl_").count(),
+        whole_body(&browser.get("/requests/export.csv?range=1h&least=4000000"))
+            .matches("chatcmpl_")
+            .count(),
         0
     );
     let rows = whole_body(&browser.get("/requests/export.json?range=1h&outcome=ok"));
     assert_eq!(rows.matches("\"status\":200").count(), 4);
-    assert_eq!(whole_body(&browser.get("/requests/export.csv?range=1h")).matches("chatcmpl_").count(), 6);
-    assert!(browser.get("/keys").text().contains(">4</a>"), "requests of 30 days");
+    assert_eq!(
+        whole_body(&browser.get("/requests/export.csv?range=1h"))
+            .matches("chatcmpl_")
+            .count(),
+        6
+    );
+    assert!(
+        browser.get("/keys").text().contains(">4</a>"),
+        "requests of 30 days"
+    );
 }
 
 #[test]
@@ -677,7 +1076,9 @@ fn status_says_what_the_checks_say() {
     let runtime = Runtime::start();
     let server = with_console(Some(&runtime));
     let mut browser = Browser::signed_in(&server);
-    until("the checks are through", || browser.get("/status").text().contains("Checked at"));
+    until("the checks are through", || {
+        browser.get("/status").text().contains("Checked at")
+    });
     let text = browser.get("/status").text();
     assert!(
         text.contains("reports usage")
@@ -688,8 +1089,15 @@ fn status_says_what_the_checks_say() {
     for _ in 0..5 {
         browser.get("/status");
     }
-    assert_eq!(runtime.count(), asked, "the runtime is not asked for every look");
-    assert_eq!(browser.post("/status", &[]).header("location"), Some("/status"));
+    assert_eq!(
+        runtime.count(),
+        asked,
+        "the runtime is not asked for every look"
+    );
+    assert_eq!(
+        browser.post("/status", &[]).header("location"),
+        Some("/status")
+    );
     until("it is asked again", || runtime.count() > asked);
 }
 
@@ -701,12 +1109,24 @@ fn no_page_waits_for_the_checks_and_they_start_no_thread() {
     let threads = server.threads();
     let gate = Arc::new(AtomicBool::new(false));
     runtime.next(Script::Held(Arc::clone(&gate), completion("yes")));
-    assert!(browser.get("/status").text().contains("Checking every part"));
+    assert!(
+        browser
+            .get("/status")
+            .text()
+            .contains("Checking every part")
+    );
     until("the checks ask the runtime", || runtime.count() == 1);
-    assert!(browser.get("/status").text().contains("Checking every part"));
+    assert!(
+        browser
+            .get("/status")
+            .text()
+            .contains("Checking every part")
+    );
     assert_eq!(server.threads(), threads);
     gate.store(true, Ordering::Release);
-    until("the checks are through", || browser.get("/status").text().contains("Checked at"));
+    until("the checks are through", || {
+        browser.get("/status").text().contains("Checked at")
+    });
 }
 
 #[test]
@@ -716,24 +1136,37 @@ fn the_status_page_shows_how_the_runtime_does() {
     let key = server.key();
     let mut browser = Browser::signed_in(&server);
     assert!(browser.get("/status").text().contains("not asked yet"));
-    until("the checks are through", || browser.get("/status").text().contains("Checked at"));
+    until("the checks are through", || {
+        browser.get("/status").text().contains("Checked at")
+    });
     server.post(&key, &chat("x")).is_completion();
     let text = browser.get("/status").text();
-    assert!(text.contains(">works</span>") && !text.contains("last error"), "{text}");
+    assert!(
+        text.contains(">works</span>") && !text.contains("last error"),
+        "{text}"
+    );
     // A probe after the first failure finds it well.
     runtime.is_ready();
     let fail = || {
         runtime.next(Script::Answer(500, json!({})));
-        server.post(&key, &chat("x")).is_error(502, "inference_error");
+        server
+            .post(&key, &chat("x"))
+            .is_error(502, "inference_error");
     };
     fail();
     let text = browser.get("/status").text();
-    assert!(text.contains(">works</span>") && text.contains("it answered with HTTP status 500"), "{text}");
+    assert!(
+        text.contains(">works</span>") && text.contains("it answered with HTTP status 500"),
+        "{text}"
+    );
     has_verdict(&mut browser, None);
     (0..2).for_each(|_| fail());
     has_verdict(&mut browser, Some("failing"));
     assert!(
-        browser.get("/status").text().contains("the last calls failed"),
+        browser
+            .get("/status")
+            .text()
+            .contains("the last calls failed"),
         "not what the check said before"
     );
     server.post(&key, &chat("x")).is_completion();
@@ -741,11 +1174,15 @@ fn the_status_page_shows_how_the_runtime_does() {
     (0..3).for_each(|_| fail());
     has_verdict(&mut browser, Some("failing"));
     browser.post("/status", &[]);
-    until("a newer check clears older failures", || browser.get("/status").text().contains(">works</span>"));
+    until("a newer check clears older failures", || {
+        browser.get("/status").text().contains(">works</span>")
+    });
     has_verdict(&mut browser, None);
     runtime.next(Script::Answer(500, json!({})));
     browser.post("/status", &[]);
-    until("a newer check fails", || browser.get("/status").text().contains(">failing</span>"));
+    until("a newer check fails", || {
+        browser.get("/status").text().contains(">failing</span>")
+    });
     has_verdict(&mut browser, Some("failing"));
     server.post(&key, &chat("x")).is_completion();
     has_verdict(&mut browser, None);
@@ -758,11 +1195,24 @@ pub fn has_verdict(browser: &mut Browser, words: Option<&str>) {
     let text = browser.get("/status").text();
     assert!(text.contains(&badge), "{text}");
     let dot = words.map(|words| format!("<span class=\"unseen\">({words})</span>"));
-    for path in ["/keys", "/usage", "/requests", "/status", "/audit", "/nothing"] {
+    for path in [
+        "/keys",
+        "/usage",
+        "/requests",
+        "/status",
+        "/audit",
+        "/nothing",
+    ] {
         let text = browser.get(path).text();
         match &dot {
-            Some(dot) => assert!(text.contains(dot) && text.contains("<title>● "), "{path}: {text}"),
-            None => assert!(!text.contains("class=\"dot") && !text.contains("<title>● "), "{path}: {text}"),
+            Some(dot) => assert!(
+                text.contains(dot) && text.contains("<title>● "),
+                "{path}: {text}"
+            ),
+            None => assert!(
+                !text.contains("class=\"dot") && !text.contains("<title>● "),
+                "{path}: {text}"
+            ),
         }
     }
 }
@@ -771,17 +1221,31 @@ pub fn has_verdict(browser: &mut Browser, words: Option<&str>) {
 fn without_a_runtime_or_with_one_that_is_down_every_page_has_the_dot_before_a_check() {
     let dot = "<span class=\"unseen\">(failing)</span>";
     let server = with_console(None);
-    assert!(Browser::signed_in(&server).get("/keys").text().contains(dot));
-    let closed = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port");
-    let server = Server::new(None).set("ADRIATICUM_RUNTIME_URL", format!("http://{closed}/v1")).start();
+    assert!(
+        Browser::signed_in(&server)
+            .get("/keys")
+            .text()
+            .contains(dot)
+    );
+    let closed = TcpListener::bind("127.0.0.1:0")
+        .and_then(|socket| socket.local_addr())
+        .expect("a port");
+    let server = Server::new(None)
+        .set("ADRIATICUM_RUNTIME_URL", format!("http://{closed}/v1"))
+        .start();
     assert!(set_password(&server, PASSWORD).status.success());
     let mut browser = Browser::signed_in(&server);
     let key = server.key();
     assert!(!browser.get("/keys").text().contains(dot));
     for _ in 0..3 {
-        server.post(&key, &chat("x")).is_error(502, "inference_error");
+        server
+            .post(&key, &chat("x"))
+            .is_error(502, "inference_error");
     }
-    assert!(browser.get("/keys").text().contains(dot), "no check has run");
+    assert!(
+        browser.get("/keys").text().contains(dot),
+        "no check has run"
+    );
     let text = browser.get("/status").text();
     assert!(text.contains(">failing</span> 1 part that"), "{text}");
 }
@@ -800,16 +1264,46 @@ fn a_search_says_how_far_it_looked_and_goes_on() {
          CASE i WHEN 0 THEN 9000 ELSE 1 END FROM n, t",
     );
     let text = browser.get("/requests?range=1h&least=5000").text();
-    assert!(text.contains("None found yet") && !text.contains("None matches"), "{text}");
-    assert!(text.contains("Searched 2,000 requests, back to <time "), "{text}");
-    let link = text.split("Search earlier requests").next().and_then(|text| text.rsplit("href=\"").next());
-    let link = link.and_then(|link| link.split('"').next()).expect("a link").replace("&amp;", "&");
+    assert!(
+        text.contains("None found yet") && !text.contains("None matches"),
+        "{text}"
+    );
+    assert!(
+        text.contains("Searched 2,000 requests, back to <time "),
+        "{text}"
+    );
+    let link = text
+        .split("Search earlier requests")
+        .next()
+        .and_then(|text| text.rsplit("href=\"").next());
+    let link = link
+        .and_then(|link| link.split('"').next())
+        .expect("a link")
+        .replace("&amp;", "&");
     let text = browser.get(&link).text();
-    assert_eq!(text.matches("href=\"/requests/chatcmpl_").count(), 1, "{text}");
-    assert!(!text.contains("Searched") && !text.contains("Search earlier"), "{text}");
-    let id = text.split("href=\"/requests/").find(|rest| rest.starts_with("chatcmpl_")).expect("a row");
-    let text = browser.get(&format!("/requests?range=1h&least=5000&after={}", &id[..41])).text();
-    assert!(text.contains("Searched 2,000 requests, up to") && text.contains("Search later"), "{text}");
+    assert_eq!(
+        text.matches("href=\"/requests/chatcmpl_").count(),
+        1,
+        "{text}"
+    );
+    assert!(
+        !text.contains("Searched") && !text.contains("Search earlier"),
+        "{text}"
+    );
+    let id = text
+        .split("href=\"/requests/")
+        .find(|rest| rest.starts_with("chatcmpl_"))
+        .expect("a row");
+    let text = browser
+        .get(&format!(
+            "/requests?range=1h&least=5000&after={}",
+            &id[..41]
+        ))
+        .text();
+    assert!(
+        text.contains("Searched 2,000 requests, up to") && text.contains("Search later"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -817,16 +1311,27 @@ fn a_request_has_no_figure_that_was_not_measured_and_nothing_about_search_while_
     let runtime = Runtime::start();
     let server = with_console(Some(&runtime));
     let mut unmeasured = completion("x");
-    unmeasured.as_object_mut().expect("an object").remove("usage");
+    unmeasured
+        .as_object_mut()
+        .expect("an object")
+        .remove("usage");
     runtime.next(Script::Answer(200, unmeasured));
     let key = server.key();
-    let answered = server.post(&key, &chat("x")).json()["id"].as_str().expect("an id").to_owned();
-    let refused =
-        server.post(&key, &json!({})).json()["error"]["request_id"].as_str().expect("an id").to_owned();
+    let answered = server.post(&key, &chat("x")).json()["id"]
+        .as_str()
+        .expect("an id")
+        .to_owned();
+    let refused = server.post(&key, &json!({})).json()["error"]["request_id"]
+        .as_str()
+        .expect("an id")
+        .to_owned();
     let mut browser = Browser::signed_in(&server);
     let details = browser.get(&format!("/requests/{answered}")).text();
     for name in ["Tokens in", "Tokens out", "Total tokens"] {
-        assert!(details.contains(&format!("<dt>{name}</dt><dd>–</dd>")), "{name}: {details}");
+        assert!(
+            details.contains(&format!("<dt>{name}</dt><dd>–</dd>")),
+            "{name}: {details}"
+        );
     }
     assert!(details.contains(">200</span> Answered in "), "{details}");
     let details = browser.get(&format!("/requests/{refused}")).text();
@@ -835,9 +1340,18 @@ fn a_request_has_no_figure_that_was_not_measured_and_nothing_about_search_while_
         "{details}"
     );
     assert!(details.contains(">400 invalid_request</span>"), "{details}");
-    until("the checks are through", || browser.get("/status").text().contains("Checked at"));
+    until("the checks are through", || {
+        browser.get("/status").text().contains("Checked at")
+    });
     for text in [details, browser.get("/status").text()] {
-        for gone in ["Status sent", "Error code", "Place in the ledger", ">Search<", ">search<", "Grounded"] {
+        for gone in [
+            "Status sent",
+            "Error code",
+            "Place in the ledger",
+            ">Search<",
+            ">search<",
+            "Grounded",
+        ] {
             assert!(!text.contains(gone), "{gone}: {text}");
         }
     }
@@ -850,14 +1364,21 @@ fn a_request_has_no_figure_that_was_not_measured_and_nothing_about_search_while_
 fn a_part_of_the_runtimes_is_degraded() {
     let runtime = Runtime::start();
     // The port is closed now.
-    let closed =
-        TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port();
+    let closed = TcpListener::bind("127.0.0.1:0")
+        .and_then(|socket| socket.local_addr())
+        .expect("a port")
+        .port();
     let server = Server::new(Some(&runtime))
-        .set("ADRIATICUM_RUNTIME_URL", format!("{},http://127.0.0.1:{closed}/v1", runtime.url()))
+        .set(
+            "ADRIATICUM_RUNTIME_URL",
+            format!("{},http://127.0.0.1:{closed}/v1", runtime.url()),
+        )
         .start();
     assert!(set_password(&server, PASSWORD).status.success());
     let mut browser = Browser::signed_in(&server);
-    until("the checks are through", || browser.get("/status").text().contains("Checked at"));
+    until("the checks are through", || {
+        browser.get("/status").text().contains("Checked at")
+    });
     let text = browser.get("/status").text();
     assert!(text.contains("degraded: 1 of 2 runtimes"), "{text}");
     let rows: Vec<&str> = text.split("rowheader").skip(1).collect();
@@ -865,7 +1386,11 @@ fn a_part_of_the_runtimes_is_degraded() {
         rows[0].contains(&format!("127.0.0.1:{closed}")) && rows[0].contains(">fails<"),
         "what fails is first"
     );
-    assert!(!server.log().contains(" has failed: "), "a check is no call of the service: {}", server.log());
+    assert!(
+        !server.log().contains(" has failed: "),
+        "a check is no call of the service: {}",
+        server.log()
+    );
 }
 
 #[test]
@@ -876,24 +1401,39 @@ fn totals_are_exported_by_key_and_day() {
     for _ in 0..3 {
         server.post(&key, &chat("x")).is_completion();
     }
-    server.post(&key, &json!({})).is_error(400, "invalid_request");
+    server
+        .post(&key, &json!({}))
+        .is_error(400, "invalid_request");
     let mut browser = Browser::signed_in(&server);
     let csv = whole_body(&browser.get("/usage/totals.csv?range=24h"));
     let lines: Vec<&str> = csv.split("\r\n").collect();
-    let columns =
-        "day key_id key_name requests errors prompt_tokens completion_tokens total_tokens unmeasured";
-    let heading: Vec<String> = columns.split(' ').map(|column| format!("\"{column}\"")).collect();
+    let columns = "day key_id key_name requests errors prompt_tokens completion_tokens total_tokens unmeasured";
+    let heading: Vec<String> = columns
+        .split(' ')
+        .map(|column| format!("\"{column}\""))
+        .collect();
     assert_eq!(lines[0], format!("\u{feff}{}", heading.join(",")));
     // At midnight it may be two days.
     let column = |number: usize| -> i64 {
         let cell = |line: &&str| {
-            line.split(',').nth(number).map(|cell| cell.trim_matches('"').parse().expect("a number"))
+            line.split(',')
+                .nth(number)
+                .map(|cell| cell.trim_matches('"').parse().expect("a number"))
         };
-        lines[1..].iter().filter_map(|line| cell(line).filter(|_: &i64| !line.is_empty())).sum()
+        lines[1..]
+            .iter()
+            .filter_map(|line| cell(line).filter(|_: &i64| !line.is_empty()))
+            .sum()
     };
-    assert_eq!([3, 4, 5, 6, 7, 8].map(column), [4, 1, 33, 9, 42, 0], "{csv}");
     assert_eq!(
-        whole_body(&browser.get("/usage/totals.csv?from=2020-01-01&to=2020-02-01")).matches("\r\n").count(),
+        [3, 4, 5, 6, 7, 8].map(column),
+        [4, 1, 33, 9, 42, 0],
+        "{csv}"
+    );
+    assert_eq!(
+        whole_body(&browser.get("/usage/totals.csv?from=2020-01-01&to=2020-02-01"))
+            .matches("\r\n")
+            .count(),
         1
     );
 }
@@ -901,9 +1441,14 @@ fn totals_are_exported_by_key_and_day() {
 #[test]
 fn the_status_page_shows_the_queue_by_key() {
     let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime)).set("ADRIATICUM_WORKERS", 1).start();
+    let server = Server::new(Some(&runtime))
+        .set("ADRIATICUM_WORKERS", 1)
+        .start();
     assert!(set_password(&server, PASSWORD).status.success());
-    let key = server.stdout_of(&["keys", "create", "Crawler <1>", "--concurrent", "7"]).trim().to_owned();
+    let key = server
+        .stdout_of(&["keys", "create", "Crawler <1>", "--concurrent", "7"])
+        .trim()
+        .to_owned();
     let mut browser = Browser::signed_in(&server);
     // Before the page is asked for: its checks ask the runtime, too.
     runtime.next(Script::Silent);
@@ -916,7 +1461,10 @@ fn the_status_page_shows_the_queue_by_key() {
     until("it runs", || runtime.count() == 1);
     let waiting = send();
     let row = |figures: [&str; 5]| {
-        let cells: String = figures.iter().map(|figure| format!("<td>{figure}</td>")).collect();
+        let cells: String = figures
+            .iter()
+            .map(|figure| format!("<td>{figure}</td>"))
+            .collect();
         format!("<th scope=\"row\">Crawler &lt;1&gt;</th>{cells}")
     };
     let expected = row(["1", "0 seconds", "1", "7", "0"]);
@@ -926,5 +1474,7 @@ fn the_status_page_shows_the_queue_by_key() {
         text.contains(&expected) || text.contains(&expected.replace("0 seconds", "1 second"))
     });
     drop((running, waiting));
-    until("nothing is left", || !browser.get("/status").text().contains("Queue by key"));
+    until("nothing is left", || {
+        !browser.get("/status").text().contains("Queue by key")
+    });
 }

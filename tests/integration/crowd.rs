@@ -11,7 +11,14 @@ use crate::support::{Client, Runtime, Server, chat, connect_from, request, until
 fn thousands_of_slow_clients_cost_no_thread() {
     // This process holds the other end of every connection.
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).expect("the limit can be raised");
+    setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: maximum,
+            maximum,
+        },
+    )
+    .expect("the limit can be raised");
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).start();
     let key = server.key();
@@ -22,20 +29,30 @@ fn thousands_of_slow_clients_cost_no_thread() {
     let idle: Vec<TcpStream> = (0..2000).map(|_| connect()).collect();
     // From another address: one address has half of the connections.
     let address = server.address.parse().expect("an address");
-    let mut half: Vec<TcpStream> = (0..500).map(|_| connect_from([127, 0, 0, 2], address)).collect();
+    let mut half: Vec<TcpStream> = (0..500)
+        .map(|_| connect_from([127, 0, 0, 2], address))
+        .collect();
     for (number, stream) in half.iter_mut().enumerate() {
         let sent = 1 + number * (whole.len() - 2) / 500;
-        stream.write_all(&whole.as_bytes()[..sent]).expect("a part should be taken");
+        stream
+            .write_all(&whole.as_bytes()[..sent])
+            .expect("a part should be taken");
     }
     for _ in 0..100 {
         server.post(&key, &chat("x")).is_completion();
     }
     assert_eq!(server.threads(), threads, "threads are fixed at the start");
-    assert!(server.status("VmRSS") < 32 * 1024, "{} KiB", server.status("VmRSS"));
+    assert!(
+        server.status("VmRSS") < 32 * 1024,
+        "{} KiB",
+        server.status("VmRSS")
+    );
     // The slow ones are served too, once their requests are complete.
     for (number, mut stream) in half.into_iter().enumerate().step_by(100) {
         let sent = 1 + number * (whole.len() - 2) / 500;
-        stream.write_all(&whole.as_bytes()[sent..]).expect("the rest should be taken");
+        stream
+            .write_all(&whole.as_bytes()[sent..])
+            .expect("the rest should be taken");
         Client::new(stream).reply().is_completion();
     }
     drop(idle);
@@ -66,16 +83,25 @@ fn running_out_of_file_descriptors_is_no_end() {
     until("another is served beside them", is_served);
     drop(flood);
     until("and after them", is_served);
-    assert!(server.log().contains("at most 16 connections instead of 4096"), "{}", server.log());
+    assert!(
+        server
+            .log()
+            .contains("at most 16 connections instead of 4096"),
+        "{}",
+        server.log()
+    );
 }
 
 #[test]
 fn a_flood_of_idle_connections_keeps_no_other_out() {
     let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime)).set("ADRIATICUM_MAX_CONNECTIONS", 50).start();
+    let server = Server::new(Some(&runtime))
+        .set("ADRIATICUM_MAX_CONNECTIONS", 50)
+        .start();
     let key = server.key();
-    let flood: Vec<TcpStream> =
-        (0..500).map(|_| TcpStream::connect(&server.address).expect("a connection")).collect();
+    let flood: Vec<TcpStream> = (0..500)
+        .map(|_| TcpStream::connect(&server.address).expect("a connection"))
+        .collect();
     server.post(&key, &chat("x")).is_completion();
     drop(flood);
 }

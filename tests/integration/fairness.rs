@@ -27,7 +27,10 @@ fn burst(server: &Server, key: &str, text: &str, count: usize) -> Vec<Client> {
 }
 
 fn statuses(clients: &mut [Client]) -> Vec<u16> {
-    let mut statuses: Vec<u16> = clients.iter_mut().map(|client| client.reply().status).collect();
+    let mut statuses: Vec<u16> = clients
+        .iter_mut()
+        .map(|client| client.reply().status)
+        .collect();
     statuses.sort_unstable();
     statuses
 }
@@ -35,7 +38,15 @@ fn statuses(clients: &mut [Client]) -> Vec<u16> {
 /// What the runtime was asked, in its order.
 fn asked(runtime: &Runtime) -> Vec<String> {
     let calls = runtime.calls.lock().expect("the calls");
-    calls.iter().map(|call| call.body["messages"][0]["content"].as_str().unwrap_or_default().into()).collect()
+    calls
+        .iter()
+        .map(|call| {
+            call.body["messages"][0]["content"]
+                .as_str()
+                .unwrap_or_default()
+                .into()
+        })
+        .collect()
 }
 
 fn count(runtime: &Runtime, text: &str) -> usize {
@@ -44,13 +55,17 @@ fn count(runtime: &Runtime, text: &str) -> usize {
 
 #[track_caller]
 fn until_waiting(server: &Server, watcher: &str, count: usize) {
-    until("they wait", || value(server, watcher, "adriaticum_queue_length") == count as f64);
+    until("they wait", || {
+        value(server, watcher, "adriaticum_queue_length") == count as f64
+    });
 }
 
 #[test]
 fn keys_take_turns() {
     let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime)).set("ADRIATICUM_WORKERS", 1).start();
+    let server = Server::new(Some(&runtime))
+        .set("ADRIATICUM_WORKERS", 1)
+        .start();
     let (one, other, watcher) = (server.key(), server.key(), metrics_key(&server));
     for key in [&one, &other] {
         server.post(key, &chat("first")).is_completion();
@@ -64,14 +79,19 @@ fn keys_take_turns() {
     until_waiting(&server, &watcher, 11);
     gate.store(true, Ordering::Release);
     assert_eq!(statuses(&mut clients), [200; 12]);
-    let order = ["one", "other", "one", "other", "one", "other", "one", "one", "one", "one", "one"];
+    let order = [
+        "one", "other", "one", "other", "one", "other", "one", "one", "one", "one", "one",
+    ];
     assert_eq!(asked(&runtime)[3..], order);
 }
 
 #[test]
 fn a_key_with_many_clients_sheds_none_of_another() {
     let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime)).set("ADRIATICUM_WORKERS", 2).set("ADRIATICUM_QUEUE", 16).start();
+    let server = Server::new(Some(&runtime))
+        .set("ADRIATICUM_WORKERS", 2)
+        .set("ADRIATICUM_QUEUE", 16)
+        .start();
     let (many, few, watcher) = (server.key(), server.key(), metrics_key(&server));
     for key in [&many, &few] {
         server.post(key, &chat("first")).is_completion();
@@ -81,9 +101,13 @@ fn a_key_with_many_clients_sheds_none_of_another() {
     until("both workers are busy", || runtime.count() == 4);
     until_waiting(&server, &watcher, 16);
     let shed = "adriaticum_requests_shed_total{reason=\"queue\"}";
-    until("the rest is shed", || value(&server, &watcher, shed) == 132.0);
+    until("the rest is shed", || {
+        value(&server, &watcher, shed) == 132.0
+    });
     let mut clients = burst(&server, &few, "few", 4);
-    until("four more of the crowd are shed", || value(&server, &watcher, shed) == 136.0);
+    until("four more of the crowd are shed", || {
+        value(&server, &watcher, shed) == 136.0
+    });
     gate.store(true, Ordering::Release);
     assert_eq!(statuses(&mut clients), [200; 4]);
     let crowd = statuses(&mut crowd);
@@ -102,15 +126,30 @@ fn a_key_with_full_bodies_sheds_none_of_another() {
         .set("ADRIATICUM_WORKERS", 1)
         .set("ADRIATICUM_BUFFER_LIMIT", 4 * 1024 * 1024)
         .start();
-    let (most, much, few, watcher) = (server.key(), server.key(), server.key(), metrics_key(&server));
+    let (most, much, few, watcher) = (
+        server.key(),
+        server.key(),
+        server.key(),
+        metrics_key(&server),
+    );
     for key in [&most, &much, &few] {
         server.post(key, &chat("first")).is_completion();
     }
-    let shed = || value(&server, &watcher, "adriaticum_requests_shed_total{reason=\"buffer\"}");
+    let shed = || {
+        value(
+            &server,
+            &watcher,
+            "adriaticum_requests_shed_total{reason=\"buffer\"}",
+        )
+    };
     // Each of them needs three times its body and some more: five have room.
     let padded = |key: &str, size: usize, count: usize| -> Vec<Client> {
         let text = chat("full").to_string();
-        let body = format!("{}{}}}", &text[..text.len() - 1], " ".repeat(size - text.len()));
+        let body = format!(
+            "{}{}}}",
+            &text[..text.len() - 1],
+            " ".repeat(size - text.len())
+        );
         let send = |_| {
             let mut client = server.connect();
             client.send(raw_request(key, "", &body));
@@ -122,32 +161,49 @@ fn a_key_with_full_bodies_sheds_none_of_another() {
     let mut crowd = padded(&most, FULL, 1);
     until("the worker is busy", || runtime.count() == 4);
     crowd.extend(padded(&most, FULL, 5));
-    until("three quarters of the memory are its share", || shed() == 3.0);
+    until("three quarters of the memory are its share", || {
+        shed() == 3.0
+    });
     let mut second = padded(&much, FULL, 2);
     until_waiting(&server, &watcher, 4);
     // There is room for two small ones; a scrape needs as much.
     let stranger = server.key();
     let refused = statuses(&mut padded(&stranger, 30_000, 1));
-    assert_eq!((refused, shed()), (vec![503], 4.0), "a key that is not known displaces no other");
+    assert_eq!(
+        (refused, shed()),
+        (vec![503], 4.0),
+        "a key that is not known displaces no other"
+    );
     let mut clients = burst(&server, &few, "few", 3);
     until("one more of the crowd is shed", || shed() == 5.0);
     until_waiting(&server, &watcher, 6);
     gate.store(true, Ordering::Release);
-    assert_eq!((statuses(&mut clients), statuses(&mut second)), (vec![200; 3], vec![200; 2]));
+    assert_eq!(
+        (statuses(&mut clients), statuses(&mut second)),
+        (vec![200; 3], vec![200; 2])
+    );
     assert_eq!(statuses(&mut crowd), [200, 200, 503, 503, 503, 503]);
 }
 
 #[test]
 fn a_limit_on_a_key_holds() {
     let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime)).set("ADRIATICUM_WORKERS", 8).start();
-    let limited = server.stdout_of(&["keys", "create", "limited", "--concurrent", "2"]).trim().to_owned();
+    let server = Server::new(Some(&runtime))
+        .set("ADRIATICUM_WORKERS", 8)
+        .start();
+    let limited = server
+        .stdout_of(&["keys", "create", "limited", "--concurrent", "2"])
+        .trim()
+        .to_owned();
     let (free, watcher) = (server.key(), metrics_key(&server));
     let id = {
         let keys: serde_json::Value =
             serde_json::from_str(&server.stdout_of(&["keys", "list", "--json"])).expect("a list");
         let keys = keys.as_array().expect("a list").clone();
-        let key = keys.into_iter().find(|key| key["name"] == "limited").expect("the key");
+        let key = keys
+            .into_iter()
+            .find(|key| key["name"] == "limited")
+            .expect("the key");
         key["id"].as_str().expect("an id").to_owned()
     };
     // Nothing is known of the key before its first burst; then its limit is changed.
@@ -166,7 +222,10 @@ fn a_limit_on_a_key_holds() {
                 server.post(&free, &chat("free")).is_completion();
             }
             assert_eq!(count(&runtime, text), limit, "the others wait");
-            assert_eq!(value(&server, &watcher, "adriaticum_workers_busy"), limit as f64);
+            assert_eq!(
+                value(&server, &watcher, "adriaticum_workers_busy"),
+                limit as f64
+            );
         }
         gate.store(true, Ordering::Release);
         assert_eq!(statuses(&mut clients), [200; 20]);
@@ -177,14 +236,19 @@ fn a_limit_on_a_key_holds() {
 #[test]
 fn strangers_are_refused_at_once_and_shut_out_no_new_key() {
     let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime)).set("ADRIATICUM_WORKERS", 1).set("ADRIATICUM_QUEUE", 8).start();
+    let server = Server::new(Some(&runtime))
+        .set("ADRIATICUM_WORKERS", 1)
+        .set("ADRIATICUM_QUEUE", 8)
+        .start();
     let (known, new, watcher) = (server.key(), server.key(), metrics_key(&server));
     let gate = hold(&runtime, 1);
     let mut clients = burst(&server, &known, "held", 1);
     until("the worker is busy", || runtime.count() == 1);
     let unknown = format!("adr_{}", "0".repeat(48));
     for _ in 0..40 {
-        server.post(&unknown, &chat("stranger")).is_error(401, "invalid_api_key");
+        server
+            .post(&unknown, &chat("stranger"))
+            .is_error(401, "invalid_api_key");
     }
     clients.extend(burst(&server, &new, "new", 4));
     clients.extend(burst(&server, &known, "known", 4));
@@ -197,14 +261,23 @@ fn strangers_are_refused_at_once_and_shut_out_no_new_key() {
     gate.store(true, Ordering::Release);
     assert_eq!(statuses(&mut more), [200]);
     let statuses = statuses(&mut clients);
-    assert_eq!(statuses.iter().filter(|status| **status == 200).count(), 8, "{statuses:?}");
+    assert_eq!(
+        statuses.iter().filter(|status| **status == 200).count(),
+        8,
+        "{statuses:?}"
+    );
 }
 
 #[test]
 fn a_raised_limit_starts_the_requests_that_wait() {
     let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime)).set("ADRIATICUM_WORKERS", 8).start();
-    let limited = server.stdout_of(&["keys", "create", "limited", "--concurrent", "1"]).trim().to_owned();
+    let server = Server::new(Some(&runtime))
+        .set("ADRIATICUM_WORKERS", 8)
+        .start();
+    let limited = server
+        .stdout_of(&["keys", "create", "limited", "--concurrent", "1"])
+        .trim()
+        .to_owned();
     let keys: serde_json::Value =
         serde_json::from_str(&server.stdout_of(&["keys", "list", "--json"])).expect("a list");
     let id = keys[0]["id"].as_str().expect("an id");
@@ -237,9 +310,16 @@ fn strangers_leave_room_on_the_console() {
         }
         // Each of these fails the test if it is answered 503.
         let shed = "adriaticum_requests_shed_total{reason=\"console\"}";
-        let scraped = || (0..50).map(|_| value(&server, &watcher, shed)).fold(0.0, f64::max);
+        let scraped = || {
+            (0..50)
+                .map(|_| value(&server, &watcher, shed))
+                .fold(0.0, f64::max)
+        };
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(scraped));
         done.store(true, Ordering::Release);
-        assert!(result.expect("every scrape is answered") > 0.0, "there was not enough to do");
+        assert!(
+            result.expect("every scrape is answered") > 0.0,
+            "there was not enough to do"
+        );
     });
 }

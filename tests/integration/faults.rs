@@ -14,8 +14,11 @@ use crate::metrics::{metrics_key, value};
 use crate::support::{Runtime, Server, chat, request, until};
 
 fn lock(server: &Server) -> Connection {
-    let connection = Connection::open(server.folder.path("adriaticum.db")).expect("the database should open");
-    connection.execute_batch("BEGIN IMMEDIATE").expect("it should be free");
+    let connection =
+        Connection::open(server.folder.path("adriaticum.db")).expect("the database should open");
+    connection
+        .execute_batch("BEGIN IMMEDIATE")
+        .expect("it should be free");
     connection
 }
 
@@ -31,20 +34,44 @@ fn a_lock_that_passes_is_waited_for_and_others_cost_no_inference_meanwhile() {
     }
     until("their rows wait", || runtime.count() == 4);
     // A key is looked up while another process writes: reads do not wait for writes.
-    server.post("adr_0", &chat("x")).is_error(401, "invalid_api_key");
-    until("the ledger is unavailable", || value(&server, &watcher, "adriaticum_ledger_available") == 0.0);
+    server
+        .post("adr_0", &chat("x"))
+        .is_error(401, "invalid_api_key");
+    until("the ledger is unavailable", || {
+        value(&server, &watcher, "adriaticum_ledger_available") == 0.0
+    });
     for _ in 0..20 {
         let reply = server.post(&key, &chat("x"));
         reply.is_error(503, "service_unavailable");
-        assert_eq!(reply.header("x-should-retry"), None, "nothing was spent: a client may try again");
+        assert_eq!(
+            reply.header("x-should-retry"),
+            None,
+            "nothing was spent: a client may try again"
+        );
     }
-    server.post(&key, &serde_json::json!({})).is_error(400, "invalid_request");
-    assert_eq!(runtime.count(), 4, "no inference while the ledger is unavailable");
+    server
+        .post(&key, &serde_json::json!({}))
+        .is_error(400, "invalid_request");
+    assert_eq!(
+        runtime.count(),
+        4,
+        "no inference while the ledger is unavailable"
+    );
     other.execute_batch("ROLLBACK").expect("the lock goes");
-    clients.iter_mut().for_each(|client| _ = client.reply().is_completion());
+    clients
+        .iter_mut()
+        .for_each(|client| _ = client.reply().is_completion());
     server.post(&key, &chat("x")).is_completion();
-    assert_eq!(server.query("SELECT count(*) FROM usage"), [[Integer(5)]], "the others left no row");
-    assert!(server.stdout_of(&["usage", "verify"]).starts_with("5 rows, nothing wrong"));
+    assert_eq!(
+        server.query("SELECT count(*) FROM usage"),
+        [[Integer(5)]],
+        "the others left no row"
+    );
+    assert!(
+        server
+            .stdout_of(&["usage", "verify"])
+            .starts_with("5 rows, nothing wrong")
+    );
 }
 
 #[test]
@@ -61,7 +88,11 @@ fn a_lock_that_stays_fails_what_was_spent_in_time_and_the_next_write_ends_it() {
     for client in &mut clients {
         let reply = client.reply();
         reply.is_error(503, "service_unavailable");
-        assert_eq!(reply.header("x-should-retry"), Some("false"), "the inference is spent");
+        assert_eq!(
+            reply.header("x-should-retry"),
+            Some("false"),
+            "the inference is spent"
+        );
     }
     let waited = began.elapsed();
     assert!(
@@ -70,14 +101,27 @@ fn a_lock_that_stays_fails_what_was_spent_in_time_and_the_next_write_ends_it() {
     );
     assert_eq!(runtime.count(), 4);
     drop(other);
-    until("a test write ends it", || server.post(&key, &chat("x")).status == 200);
-    assert!(server.log().contains("locked by another process"), "{}", server.log());
-    assert_eq!(server.query("SELECT count(*), sum(total_tokens) FROM usage"), [[Integer(1), Integer(14)]]);
+    until("a test write ends it", || {
+        server.post(&key, &chat("x")).status == 200
+    });
+    assert!(
+        server.log().contains("locked by another process"),
+        "{}",
+        server.log()
+    );
+    assert_eq!(
+        server.query("SELECT count(*), sum(total_tokens) FROM usage"),
+        [[Integer(1), Integer(14)]]
+    );
 }
 
 #[test]
 fn a_file_that_was_removed_or_replaced_is_not_written_on() {
-    for (name, replace) in [("adriaticum.db", false), ("adriaticum.db-wal", false), ("adriaticum.db", true)] {
+    for (name, replace) in [
+        ("adriaticum.db", false),
+        ("adriaticum.db-wal", false),
+        ("adriaticum.db", true),
+    ] {
         let runtime = Runtime::start();
         let server = Server::new(Some(&runtime)).start();
         let key = server.key();
@@ -89,11 +133,24 @@ fn a_file_that_was_removed_or_replaced_is_not_written_on() {
             fs::copy(&aside, &path).expect("another in its place");
         }
         // The first row that is not written, or a look before, makes the ledger unavailable.
-        (0..5).for_each(|_| _ = server.post(&key, &chat("x")).is_error(503, "service_unavailable"));
-        assert!(runtime.count() <= 2, "{name}: no inference for a row that would be lost");
-        assert!(server.log().contains("was removed, replaced or truncated"), "{}", server.log());
+        (0..5).for_each(|_| {
+            _ = server
+                .post(&key, &chat("x"))
+                .is_error(503, "service_unavailable")
+        });
+        assert!(
+            runtime.count() <= 2,
+            "{name}: no inference for a row that would be lost"
+        );
+        assert!(
+            server.log().contains("was removed, replaced or truncated"),
+            "{}",
+            server.log()
+        );
         fs::rename(&aside, &path).expect("the file should move back");
-        until("a test write ends it", || server.post(&key, &chat("x")).status == 200);
+        until("a test write ends it", || {
+            server.post(&key, &chat("x")).status == 200
+        });
     }
 }
 
@@ -116,8 +173,14 @@ fn a_damaged_page_is_refused_at_the_start_and_nothing_is_made_anew() {
         let output = server.run(&["serve"]);
         let printed = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "page {page}: {printed}");
-        assert!(printed.contains("damaged") && printed.contains(".recover"), "page {page}: {printed}");
-        assert!(fs::read(&path).expect("the database") == damaged, "page {page}: it was written to");
+        assert!(
+            printed.contains("damaged") && printed.contains(".recover"),
+            "page {page}: {printed}"
+        );
+        assert!(
+            fs::read(&path).expect("the database") == damaged,
+            "page {page}: it was written to"
+        );
     }
     fs::write(&path, &good).expect("the good one");
     let server = server.start();
@@ -129,8 +192,14 @@ fn a_damaged_page_is_refused_at_the_start_and_nothing_is_made_anew() {
 fn a_database_that_has_lost_its_content_is_not_a_new_one() {
     let runtime = Runtime::start();
     let mut server = Server::new(Some(&runtime)).sqlite().start();
-    let (path, wal) = (server.folder.path("adriaticum.db"), server.folder.path("adriaticum.db-wal"));
-    let created = format!("WARN] {} is a new, empty database: no key works yet.", path.display());
+    let (path, wal) = (
+        server.folder.path("adriaticum.db"),
+        server.folder.path("adriaticum.db-wal"),
+    );
+    let created = format!(
+        "WARN] {} is a new, empty database: no key works yet.",
+        path.display()
+    );
     assert!(server.log().contains(&created), "{}", server.log());
     server.key();
     server.signal(Signal::KILL);
@@ -185,14 +254,27 @@ fn retention_removes_nothing_after_a_jump_of_the_clock() {
     let rows = "SELECT (SELECT count(*) FROM usage), (SELECT count(*) FROM usage_rollup)";
     let before = server.query(rows);
     let mut server = server.set("ADRIATICUM_USAGE_RETENTION_DAYS", 30).start();
-    until("the log says so", || server.log().contains("retention removes nothing"));
+    until("the log says so", || {
+        server.log().contains("retention removes nothing")
+    });
     // A request of today may be one of a wrong clock, too.
     server.post(&key, &chat("x")).is_completion();
     let printed = String::from_utf8_lossy(&server.run(&["check"]).stdout).into_owned();
-    let found = printed.lines().find(|line| line.contains(" retention ")).unwrap_or_default();
-    assert!(found.starts_with("warn") && found.contains("on the day after the next request"), "{printed}");
+    let found = printed
+        .lines()
+        .find(|line| line.contains(" retention "))
+        .unwrap_or_default();
+    assert!(
+        found.starts_with("warn") && found.contains("on the day after the next request"),
+        "{printed}"
+    );
     let mut browser = Browser::signed_in(&server);
-    until("the status page says so", || browser.get("/status").text().contains("retention removes nothing"));
+    until("the status page says so", || {
+        browser
+            .get("/status")
+            .text()
+            .contains("retention removes nothing")
+    });
     server.signal(Signal::TERM);
     server.wait();
     assert_eq!(before[0][0], Integer(3));
@@ -200,8 +282,13 @@ fn retention_removes_nothing_after_a_jump_of_the_clock() {
     // A day later.
     age(&server, 1, "seq = 4");
     let server = server.start();
-    until("the old rows are gone", || server.query("SELECT 1 FROM usage").len() == 1);
-    assert!(server.stdout_of(&["usage"]).contains("\n4 requests"), "no sum was removed");
+    until("the old rows are gone", || {
+        server.query("SELECT 1 FROM usage").len() == 1
+    });
+    assert!(
+        server.stdout_of(&["usage"]).contains("\n4 requests"),
+        "no sum was removed"
+    );
     let audit = server.query("SELECT count(*) FROM audit WHERE created < unixepoch() - 86400 * 30");
     assert_ne!(audit, [[Integer(0)]], "the audit is not touched");
 }
@@ -218,9 +305,12 @@ fn a_clock_that_was_ahead_leaves_a_ledger_that_verifies_and_can_be_restored() {
     let mut requests = 0;
     for ahead in [3 * 3600, 8 * DAY, 3650 * DAY] {
         // Before the jump, during it, after a restart, and when the clock was corrected.
-        for (time, is_restarted) in
-            [(now, false), (now + ahead, false), (now + ahead, true), (now + 60, false)]
-        {
+        for (time, is_restarted) in [
+            (now, false),
+            (now + ahead, false),
+            (now + ahead, true),
+            (now + 60, false),
+        ] {
             set_clock(time);
             if is_restarted {
                 server.signal(Signal::TERM);
@@ -231,7 +321,8 @@ fn a_clock_that_was_ahead_leaves_a_ledger_that_verifies_and_can_be_restored() {
             requests += 1;
             let verified = server.stdout_of(&["usage", "verify"]);
             assert!(
-                verified.starts_with(&format!("{requests} row")) && verified.contains("nothing wrong"),
+                verified.starts_with(&format!("{requests} row"))
+                    && verified.contains("nothing wrong"),
                 "{verified}"
             );
         }
@@ -243,7 +334,10 @@ fn a_clock_that_was_ahead_leaves_a_ledger_that_verifies_and_can_be_restored() {
         server = server.start();
     }
     let sums = "SELECT span, sum(requests) FROM usage_rollup GROUP BY span ORDER BY span";
-    assert_eq!(server.query(sums), [3600, DAY].map(|span| [Integer(span), Integer(requests)]));
+    assert_eq!(
+        server.query(sums),
+        [3600, DAY].map(|span| [Integer(span), Integer(requests)])
+    );
     // Retention, months later: the rows of the wrong clock do not hold back the others, and their sums stay.
     server.signal(Signal::TERM);
     server.wait();
@@ -254,13 +348,18 @@ fn a_clock_that_was_ahead_leaves_a_ledger_that_verifies_and_can_be_restored() {
     server.wait();
     set_clock(now + 41 * DAY);
     server = server.start();
-    until("the old rows are gone", || server.query("SELECT 1 FROM usage").len() == 1);
+    until("the old rows are gone", || {
+        server.query("SELECT 1 FROM usage").len() == 1
+    });
     let verified = server.stdout_of(&["usage", "verify"]);
     assert!(
         verified.starts_with("1 row, nothing wrong") && verified.contains("can't be proven"),
         "{verified}"
     );
-    assert_eq!(server.query(sums), [3600, DAY].map(|span| [Integer(span), Integer(requests + 1)]));
+    assert_eq!(
+        server.query(sums),
+        [3600, DAY].map(|span| [Integer(span), Integer(requests + 1)])
+    );
 }
 
 #[test]
@@ -274,10 +373,17 @@ fn old_rows_are_removed_while_it_serves() {
     age(&server, 10, "seq <= 3");
     age(&server, 3, "seq > 3");
     let server = server.set("ADRIATICUM_USAGE_RETENTION_DAYS", 7).start();
-    until("the old rows are gone", || server.query("SELECT 1 FROM usage").len() == 2);
+    until("the old rows are gone", || {
+        server.query("SELECT 1 FROM usage").len() == 2
+    });
     server.post(&key, &chat("x")).is_completion();
-    assert!(server.stdout_of(&["usage"]).contains("\n6 requests"), "what they add up to stays");
-    until("it is printed", || server.log().contains("removed 3 rows older than 7 days"));
+    assert!(
+        server.stdout_of(&["usage"]).contains("\n6 requests"),
+        "what they add up to stays"
+    );
+    until("it is printed", || {
+        server.log().contains("removed 3 rows older than 7 days")
+    });
 }
 
 #[test]
@@ -287,7 +393,11 @@ fn an_idle_service_writes_nothing() {
     let key = server.key();
     server.post(&key, &chat("x")).is_completion();
     let wal = server.folder.path("adriaticum.db-wal");
-    let written = || fs::metadata(&wal).and_then(|file| file.modified()).expect("the WAL");
+    let written = || {
+        fs::metadata(&wal)
+            .and_then(|file| file.modified())
+            .expect("the WAL")
+    };
     let (before, began) = (written(), Instant::now());
     // Longer than the pause between two looks at the database, which only read.
     until("it was idle", || began.elapsed() > Duration::from_secs(12));

@@ -12,9 +12,20 @@ use crate::tls::certify;
 
 /// Runs a command as a user who is held to the modes of files: root only without its capability to ignore them.
 fn run(server: &Server, arguments: &[&str]) -> Output {
-    let held = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"];
-    let prefix = if rustix::process::geteuid().is_root() { &held[..] } else { &[] };
-    server.prefixed(prefix, arguments).output().expect("the binary should run")
+    let held = [
+        "setpriv",
+        "--bounding-set",
+        "-dac_override,-dac_read_search",
+    ];
+    let prefix = if rustix::process::geteuid().is_root() {
+        &held[..]
+    } else {
+        &[]
+    };
+    server
+        .prefixed(prefix, arguments)
+        .output()
+        .expect("the binary should run")
 }
 
 /// Sets the mode of a folder, and that of every file in it.
@@ -31,9 +42,16 @@ fn set_modes(folder: &Path, [mode, of_files]: [u32; 2]) {
 
 /// Every file of a folder with its content.
 fn content(folder: &Path) -> Vec<(String, Vec<u8>)> {
-    let files = fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("a file"));
+    let files = fs::read_dir(folder)
+        .expect("a folder")
+        .map(|entry| entry.expect("a file"));
     let mut files: Vec<_> = files
-        .map(|file| (file.file_name().into_string().expect("text"), fs::read(file.path()).expect("a file")))
+        .map(|file| {
+            (
+                file.file_name().into_string().expect("text"),
+                fs::read(file.path()).expect("a file"),
+            )
+        })
         .collect();
     files.sort();
     files
@@ -42,14 +60,23 @@ fn content(folder: &Path) -> Vec<(String, Vec<u8>)> {
 #[track_caller]
 fn stdout_of(server: &Server, arguments: &[&str]) -> String {
     let output = run(server, arguments);
-    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{arguments:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     String::from_utf8(output.stdout).expect("text")
 }
 
 #[track_caller]
 fn stderr_of_failed(server: &Server, arguments: &[&str]) -> String {
     let output = run(server, arguments);
-    assert_eq!(output.status.code(), Some(1), "{arguments:?}: {}", String::from_utf8_lossy(&output.stdout));
+    assert_eq!(
+        output.status.code(),
+        Some(1),
+        "{arguments:?}: {}",
+        String::from_utf8_lossy(&output.stdout)
+    );
     String::from_utf8(output.stderr).expect("text")
 }
 
@@ -64,7 +91,10 @@ fn a_database_in_a_folder_that_can_not_be_written_is_read_and_nothing_is_created
     let created = server.run(&["keys", "create", "one"]);
     let said = String::from_utf8(created.stderr).expect("text");
     assert!(
-        said.starts_with(&format!("Created the database {}", folder.join("adriaticum.db").display())),
+        said.starts_with(&format!(
+            "Created the database {}",
+            folder.join("adriaticum.db").display()
+        )),
         "{said}"
     );
     let read_all = |server: &Server, name: &str, key: &str| {
@@ -84,10 +114,17 @@ fn a_database_in_a_folder_that_can_not_be_written_is_read_and_nothing_is_created
             assert!(printed.contains(expected), "{arguments:?}: {printed}");
         }
         let checked = String::from_utf8(run(server, &["check"]).stdout).expect("text");
-        assert!(checked.contains("adriaticum.db: the database can't be written"), "{checked}");
+        assert!(
+            checked.contains("adriaticum.db: the database can't be written"),
+            "{checked}"
+        );
         assert!(content(&folder) == before, "a file was changed or created");
-        let copied = server.command(&["keys", "list"]).env("ADRIATICUM_DATABASE", &copy).output();
-        let copied = String::from_utf8(copied.expect("the binary should run").stdout).expect("text");
+        let copied = server
+            .command(&["keys", "list"])
+            .env("ADRIATICUM_DATABASE", &copy)
+            .output();
+        let copied =
+            String::from_utf8(copied.expect("the binary should run").stdout).expect("text");
         assert!(copied.contains(key), "the copy has all of it: {copied}");
         set_modes(&folder, [0o755, 0o640]);
     };
@@ -101,11 +138,16 @@ fn a_database_in_a_folder_that_can_not_be_written_is_read_and_nothing_is_created
     fs::remove_file(folder.join("adriaticum.db-shm")).expect("a file of SQLite");
     set_modes(&folder, [0o555, 0o440]);
     let wal = folder.join("adriaticum.db-wal").display().to_string();
-    for arguments in
-        [&["usage"][..], &["keys", "list"], &["backup", &elsewhere.path("x").display().to_string()]]
-    {
+    for arguments in [
+        &["usage"][..],
+        &["keys", "list"],
+        &["backup", &elsewhere.path("x").display().to_string()],
+    ] {
         let said = stderr_of_failed(&server, arguments);
-        assert!(said.contains(&format!("{wal} has changes")) && said.contains("Copy both files"), "{said}");
+        assert!(
+            said.contains(&format!("{wal} has changes")) && said.contains("Copy both files"),
+            "{said}"
+        );
     }
     set_modes(&folder, [0o755, 0o640]);
     assert!(!elsewhere.path("x").exists(), "no half of a copy");
@@ -121,7 +163,12 @@ fn a_backup_that_is_read_stays_as_it_is() {
     server.stdout_of(&["backup", &copy]);
     let before = content(&copies.path(""));
     let copied = Server::new(None).set("ADRIATICUM_DATABASE", &copy);
-    for arguments in [&["usage"][..], &["usage", "verify"], &["keys", "list"], &["audit"]] {
+    for arguments in [
+        &["usage"][..],
+        &["usage", "verify"],
+        &["keys", "list"],
+        &["audit"],
+    ] {
         copied.stdout_of(arguments);
     }
     assert!(content(&copies.path("")) == before);
@@ -151,7 +198,9 @@ impl Fault {
                 fs::set_permissions(path, fs::Permissions::from_mode(0o000)).expect("it is ours");
             }
             Self::Folder => fs::create_dir(path).expect("a folder"),
-            Self::Closed => fs::set_permissions(path, fs::Permissions::from_mode(0o555)).expect("it is ours"),
+            Self::Closed => {
+                fs::set_permissions(path, fs::Permissions::from_mode(0o555)).expect("it is ours")
+            }
         }
     }
 }
@@ -168,45 +217,210 @@ fn a_message_names_the_file_that_failed() {
     const SEARCH: &[&str] = &["search", "list"];
     let denied = "Permission denied (os error 13)";
     for (fault, file, command, expected) in [
-        (Gone, "set.toml", SERVE, "set.toml: it can't be read: No such file"),
-        (Denied, "set.toml", LIST, "set.toml: it can't be read: Permission denied"),
-        (AFolder, "set.toml", LIST, "set.toml: it can't be read: Is a directory"),
-        (Denied, "db/a.db", SERVE, "the database {}/db/a.db: Permission denied"),
-        (Denied, "db/a.db", LIST, "the database {}/db/a.db: Permission denied"),
-        (Denied, "db/a.db", CREATE, "the database {}/db/a.db: Permission denied"),
-        (Denied, "db/a.db", BACKUP, "the database {}/db/a.db: Permission denied"),
-        (AFolder, "db/a.db", LIST, "the database {}/db/a.db: is a directory"),
-        (AFolder, "db/a.db", BACKUP, "the database {}/db/a.db: is a directory"),
-        (AFolder, "db/a.db", CREATE, "the database {}/db/a.db: Is a directory"),
-        (Gone, "db/a.db", BACKUP, "there is no database at {}/db/a.db"),
+        (
+            Gone,
+            "set.toml",
+            SERVE,
+            "set.toml: it can't be read: No such file",
+        ),
+        (
+            Denied,
+            "set.toml",
+            LIST,
+            "set.toml: it can't be read: Permission denied",
+        ),
+        (
+            AFolder,
+            "set.toml",
+            LIST,
+            "set.toml: it can't be read: Is a directory",
+        ),
+        (
+            Denied,
+            "db/a.db",
+            SERVE,
+            "the database {}/db/a.db: Permission denied",
+        ),
+        (
+            Denied,
+            "db/a.db",
+            LIST,
+            "the database {}/db/a.db: Permission denied",
+        ),
+        (
+            Denied,
+            "db/a.db",
+            CREATE,
+            "the database {}/db/a.db: Permission denied",
+        ),
+        (
+            Denied,
+            "db/a.db",
+            BACKUP,
+            "the database {}/db/a.db: Permission denied",
+        ),
+        (
+            AFolder,
+            "db/a.db",
+            LIST,
+            "the database {}/db/a.db: is a directory",
+        ),
+        (
+            AFolder,
+            "db/a.db",
+            BACKUP,
+            "the database {}/db/a.db: is a directory",
+        ),
+        (
+            AFolder,
+            "db/a.db",
+            CREATE,
+            "the database {}/db/a.db: Is a directory",
+        ),
+        (
+            Gone,
+            "db/a.db",
+            BACKUP,
+            "there is no database at {}/db/a.db",
+        ),
         (Closed, "db", SERVE, "{}/db/a.db.lock: Permission denied"),
         (Closed, "db", CREATE, "{}/db: Permission denied"),
         (Closed, "db", REVOKE, "{}/db: Permission denied"),
-        (Denied, "db/a.db-wal", SERVE, "{}/db/a.db-wal: Permission denied"),
-        (Denied, "db/a.db-wal", CREATE, "{}/db/a.db-wal: Permission denied"),
-        (Denied, "db/a.db-wal", LIST, "{}/db/a.db-wal: Permission denied"),
-        (Denied, "db/a.db-wal", BACKUP, "the database {}/db/a.db: {}/db/a.db-wal: Permission denied"),
-        (AFolder, "db/a.db-wal", SERVE, "{}/db/a.db-wal: it is not a regular file"),
-        (AFolder, "db/a.db-wal", LIST, "{}/db/a.db-wal: it is not a regular file"),
-        (Denied, "db/a.db-shm", CREATE, "{}/db/a.db-shm: Permission denied"),
-        (Denied, "db/a.db.lock", SERVE, "{}/db/a.db.lock: Permission denied"),
-        (AFolder, "db/a.db.lock", SERVE, "{}/db/a.db.lock: Is a directory"),
-        (Denied, "db/a-search.db", SEARCH, "the index {}/db/a-search.db can't be opened: Permission denied"),
+        (
+            Denied,
+            "db/a.db-wal",
+            SERVE,
+            "{}/db/a.db-wal: Permission denied",
+        ),
+        (
+            Denied,
+            "db/a.db-wal",
+            CREATE,
+            "{}/db/a.db-wal: Permission denied",
+        ),
+        (
+            Denied,
+            "db/a.db-wal",
+            LIST,
+            "{}/db/a.db-wal: Permission denied",
+        ),
+        (
+            Denied,
+            "db/a.db-wal",
+            BACKUP,
+            "the database {}/db/a.db: {}/db/a.db-wal: Permission denied",
+        ),
+        (
+            AFolder,
+            "db/a.db-wal",
+            SERVE,
+            "{}/db/a.db-wal: it is not a regular file",
+        ),
+        (
+            AFolder,
+            "db/a.db-wal",
+            LIST,
+            "{}/db/a.db-wal: it is not a regular file",
+        ),
+        (
+            Denied,
+            "db/a.db-shm",
+            CREATE,
+            "{}/db/a.db-shm: Permission denied",
+        ),
+        (
+            Denied,
+            "db/a.db.lock",
+            SERVE,
+            "{}/db/a.db.lock: Permission denied",
+        ),
+        (
+            AFolder,
+            "db/a.db.lock",
+            SERVE,
+            "{}/db/a.db.lock: Is a directory",
+        ),
+        (
+            Denied,
+            "db/a-search.db",
+            SEARCH,
+            "the index {}/db/a-search.db can't be opened: Permission denied",
+        ),
         (Gone, "out", BACKUP, "out/copy.db: No such file"),
         (Closed, "out", BACKUP, "out/copy.db: Permission denied"),
         (AFolder, "out/copy.db", BACKUP, "out/copy.db: File exists"),
-        (AFolder, "socket", SERVE, "unix:{}/socket: a file that is not a socket is there"),
-        (Gone, "cert.pem", SERVE, "tls.cert = \"{}/cert.pem\": No such file"),
-        (Denied, "cert.pem", SERVE, "tls.cert = \"{}/cert.pem\": Permission denied"),
-        (AFolder, "cert.pem", SERVE, "tls.cert = \"{}/cert.pem\": it is not a regular file"),
-        (Gone, "key.pem", SERVE, "tls.key = \"{}/key.pem\": No such file"),
-        (Denied, "key.pem", SERVE, "tls.key = \"{}/key.pem\": Permission denied"),
-        (AFolder, "key.pem", SERVE, "tls.key = \"{}/key.pem\": it is not a regular file"),
-        (Gone, "ca.pem", SERVE, "ADRIATICUM_RUNTIME_CA=\"{}/ca.pem\": expected a PEM file"),
-        (Denied, "ca.pem", SERVE, "ADRIATICUM_RUNTIME_CA=\"{}/ca.pem\": expected a PEM file"),
-        (AFolder, "ca.pem", SERVE, "ADRIATICUM_RUNTIME_CA=\"{}/ca.pem\": expected a PEM file"),
-        (Gone, "runtime-key", SERVE, "ADRIATICUM_RUNTIME_API_KEY_FILE=\"{}/runtime-key\": expected a file"),
-        (Denied, "runtime-key", SERVE, "ADRIATICUM_RUNTIME_API_KEY_FILE=\"{}/runtime-key\": expected a file"),
+        (
+            AFolder,
+            "socket",
+            SERVE,
+            "unix:{}/socket: a file that is not a socket is there",
+        ),
+        (
+            Gone,
+            "cert.pem",
+            SERVE,
+            "tls.cert = \"{}/cert.pem\": No such file",
+        ),
+        (
+            Denied,
+            "cert.pem",
+            SERVE,
+            "tls.cert = \"{}/cert.pem\": Permission denied",
+        ),
+        (
+            AFolder,
+            "cert.pem",
+            SERVE,
+            "tls.cert = \"{}/cert.pem\": it is not a regular file",
+        ),
+        (
+            Gone,
+            "key.pem",
+            SERVE,
+            "tls.key = \"{}/key.pem\": No such file",
+        ),
+        (
+            Denied,
+            "key.pem",
+            SERVE,
+            "tls.key = \"{}/key.pem\": Permission denied",
+        ),
+        (
+            AFolder,
+            "key.pem",
+            SERVE,
+            "tls.key = \"{}/key.pem\": it is not a regular file",
+        ),
+        (
+            Gone,
+            "ca.pem",
+            SERVE,
+            "ADRIATICUM_RUNTIME_CA=\"{}/ca.pem\": expected a PEM file",
+        ),
+        (
+            Denied,
+            "ca.pem",
+            SERVE,
+            "ADRIATICUM_RUNTIME_CA=\"{}/ca.pem\": expected a PEM file",
+        ),
+        (
+            AFolder,
+            "ca.pem",
+            SERVE,
+            "ADRIATICUM_RUNTIME_CA=\"{}/ca.pem\": expected a PEM file",
+        ),
+        (
+            Gone,
+            "runtime-key",
+            SERVE,
+            "ADRIATICUM_RUNTIME_API_KEY_FILE=\"{}/runtime-key\": expected a file",
+        ),
+        (
+            Denied,
+            "runtime-key",
+            SERVE,
+            "ADRIATICUM_RUNTIME_API_KEY_FILE=\"{}/runtime-key\": expected a file",
+        ),
         (
             AFolder,
             "runtime-key",
@@ -234,11 +448,17 @@ fn a_message_names_the_file_that_failed() {
         let listen = format!("unix:{}", path("socket").display());
         let mut environment = vec![
             ("ADRIATICUM_LISTEN".to_owned(), listen),
-            ("ADRIATICUM_RUNTIME_URL".to_owned(), "https://127.0.0.1:1/v1".to_owned()),
+            (
+                "ADRIATICUM_RUNTIME_URL".to_owned(),
+                "https://127.0.0.1:1/v1".to_owned(),
+            ),
         ];
-        environment.extend(
-            settings.map(|(name, file)| (format!("ADRIATICUM_{name}"), path(file).display().to_string())),
-        );
+        environment.extend(settings.map(|(name, file)| {
+            (
+                format!("ADRIATICUM_{name}"),
+                path(file).display().to_string(),
+            )
+        }));
         server.environment = environment;
         server.key();
         let path = server.folder.path(file);
@@ -250,8 +470,14 @@ fn a_message_names_the_file_that_failed() {
         let printed = String::from_utf8(output.stderr).expect("text");
         let folder = server.folder.path("").display().to_string();
         let expected = expected.replace("{}", folder.trim_end_matches('/'));
-        assert!(printed.contains(&expected), "{command:?}: {expected:?} expected in {printed:?}");
-        assert!(!expected.ends_with("Permission denied") || printed.contains(denied), "{printed}");
+        assert!(
+            printed.contains(&expected),
+            "{command:?}: {expected:?} expected in {printed:?}"
+        );
+        assert!(
+            !expected.ends_with("Permission denied") || printed.contains(denied),
+            "{printed}"
+        );
         assert!(!output.status.success());
         if matches!(fault, Closed) {
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("it is ours");
@@ -262,6 +488,9 @@ fn a_message_names_the_file_that_failed() {
     let nowhere = nowhere.set("ADRIATICUM_DATABASE", folder.join("a.db").display());
     for command in [SERVE, CREATE] {
         let said = stderr_of_failed(&nowhere, command);
-        assert!(said.contains(&format!("there is no folder {}", folder.display())), "{said}");
+        assert!(
+            said.contains(&format!("there is no folder {}", folder.display())),
+            "{said}"
+        );
     }
 }

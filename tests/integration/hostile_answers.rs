@@ -18,7 +18,10 @@ fn filled(size: usize, begin: &str, unit: &str, end: &str) -> String {
 
 /// A service with as many workers and as much memory for buffers as a large host has.
 fn large(server: Server) -> Server {
-    server.set("ADRIATICUM_WORKERS", WORKERS).set("ADRIATICUM_BUFFER_LIMIT", 64 * MIB).start()
+    server
+        .set("ADRIATICUM_WORKERS", WORKERS)
+        .set("ADRIATICUM_BUFFER_LIMIT", 64 * MIB)
+        .start()
 }
 
 /// Has each worker run a request at once, each of which gets this answer, and checks the peak of the service's memory.
@@ -26,14 +29,24 @@ fn large(server: Server) -> Server {
 fn check(server: &Server, key: &str, hostile: &Runtime, status: u16, answer: &str) {
     (0..WORKERS).for_each(|_| hostile.next(Script::Text(status, answer.into())));
     let mut clients: Vec<_> = (0..WORKERS).map(|_| server.connect()).collect();
-    clients.iter_mut().for_each(|client| client.send(request(key, &chat("x"))));
+    clients
+        .iter_mut()
+        .for_each(|client| client.send(request(key, &chat("x"))));
     for client in &mut clients {
         assert_ne!(client.reply().status, 0, "{}", server.log());
     }
-    assert!(!server.log().contains("answer_too_large"), "the answers are to be read: {}", server.log());
+    assert!(
+        !server.log().contains("answer_too_large"),
+        "the answers are to be read: {}",
+        server.log()
+    );
     let peak = server.status("VmHWM");
     let begin = &answer[..answer.len().min(60)];
-    assert!(peak < MOST, "{peak} KiB after {WORKERS} answers of {} bytes: {begin}", answer.len());
+    assert!(
+        peak < MOST,
+        "{peak} KiB after {WORKERS} answers of {} bytes: {begin}",
+        answer.len()
+    );
 }
 
 #[test]
@@ -45,7 +58,14 @@ fn of_a_runtime() {
     let text = |unit: &str| filled(r#"{"choices":[{"message":{"content":""#, unit, r#""}}]}"#);
     for (status, answer) in [
         (200, filled(r#"{"choices":[[]"#, ",[]", "]}")),
-        (200, filled(r#"{"choices":[{"message":{"content":"x"}}],"usage":"#, "[", "")),
+        (
+            200,
+            filled(
+                r#"{"choices":[{"message":{"content":"x"}}],"usage":"#,
+                "[",
+                "",
+            ),
+        ),
         (200, text(r"\u0000")),
         (200, text(r#"xxxxxxxx\""#)),
         (400, filled("[0", ",0", "]")),
@@ -71,7 +91,11 @@ fn of_search() {
         filled(r#"{"results":[{"x":[0"#, ",0", r#"],"content":"x"}]}"#),
         filled(r#"{"results":"#, "[", ""),
         filled(r#"{"results":[{"content":""#, r"\n", r#""}]}"#),
-        filled(r#"{"results":[],"unresponsive_engines":[["a","timeout"]"#, ",[[],[]]", "]}"),
+        filled(
+            r#"{"results":[],"unresponsive_engines":[["a","timeout"]"#,
+            ",[[],[]]",
+            "]}",
+        ),
     ] {
         check(&server, &key, &search, 200, &answer);
     }

@@ -17,13 +17,22 @@ fn only_id(server: &Server) -> String {
 fn names(reply: &Reply) -> Vec<String> {
     let text = reply.text();
     let rows = text.split("<th role=\"rowheader\"").skip(1);
-    rows.map(|row| row.split('>').nth(2).and_then(|rest| rest.split('<').next()).expect("a name").to_owned())
-        .collect()
+    rows.map(|row| {
+        row.split('>')
+            .nth(2)
+            .and_then(|rest| rest.split('<').next())
+            .expect("a name")
+            .to_owned()
+    })
+    .collect()
 }
 
 /// The value of a hidden field.
 fn hidden(page: &str, name: &str) -> String {
-    let rest = page.split(&format!("name=\"{name}\" value=\"")).nth(1).expect("the field");
+    let rest = page
+        .split(&format!("name=\"{name}\" value=\""))
+        .nth(1)
+        .expect("the field");
     rest.split('"').next().expect("its end").to_owned()
 }
 
@@ -32,13 +41,26 @@ fn the_list_is_filtered_sorted_and_paged() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).sqlite().start();
     assert!(set_password(&server, PASSWORD).status.success());
-    let secret = server.stdout_of(&["keys", "create", "busy"]).trim().to_owned();
-    server.stdout_of(&["keys", "create", "Ana", "--permission", "metrics", "--expires", "90d"]);
+    let secret = server
+        .stdout_of(&["keys", "create", "busy"])
+        .trim()
+        .to_owned();
+    server.stdout_of(&[
+        "keys",
+        "create",
+        "Ana",
+        "--permission",
+        "metrics",
+        "--expires",
+        "90d",
+    ]);
     server.stdout_of(&["keys", "create", "crawler", "--expires", "7d"]);
     for _ in 0..2 {
         server.post(&secret, &chat("x")).is_completion();
     }
-    server.post(&secret, &serde_json::json!({})).is_error(400, "invalid_request");
+    server
+        .post(&secret, &serde_json::json!({}))
+        .is_error(400, "invalid_request");
     let mut browser = Browser::signed_in(&server);
     for (query, expected) in [
         ("sort=name", ["Ana", "busy", "crawler"]),
@@ -59,8 +81,14 @@ fn the_list_is_filtered_sorted_and_paged() {
     }
     let text = browser.get("/keys?sort=-requests").text();
     let first = text.split("<th role=\"rowheader\"").nth(1).expect("a row");
-    assert!(first.contains("busy") && first.contains(">3</a>"), "requests: {first}");
-    assert!(first.contains(">1</a>") && first.contains(">28</td>"), "errors and tokens: {first}");
+    assert!(
+        first.contains("busy") && first.contains(">3</a>"),
+        "requests: {first}"
+    );
+    assert!(
+        first.contains(">1</a>") && first.contains(">28</td>"),
+        "errors and tokens: {first}"
+    );
     assert!(text.contains("aria-sort=\"descending\""));
     assert!(!text.contains("Next"), "there is one page");
 
@@ -76,19 +104,29 @@ fn the_list_is_filtered_sorted_and_paged() {
     assert!(reply.body.len() < 42_000, "{} bytes", reply.body.len());
     let second = names(&browser.get("/keys?sort=name&q=many&page=2"));
     assert_eq!((second.len(), second[0].as_str()), (10, "many 50"));
-    assert_eq!(names(&browser.get("/keys?sort=name&q=many&page=99")), second, "the last page there is");
+    assert_eq!(
+        names(&browser.get("/keys?sort=name&q=many&page=99")),
+        second,
+        "the last page there is"
+    );
 }
 
 #[test]
 fn everything_of_a_key_is_changed_in_one_place() {
     let runtime = Runtime::start();
     let server = with_console(Some(&runtime));
-    let secret = server.stdout_of(&["keys", "create", "first"]).trim().to_owned();
+    let secret = server
+        .stdout_of(&["keys", "create", "first"])
+        .trim()
+        .to_owned();
     let id = only_id(&server);
     let mut browser = Browser::signed_in(&server);
     let address = format!("/keys/{id}");
     let page = browser.get(&address).text();
-    assert!(page.contains(&id) && !page.contains(&secret) && page.contains("0 requests"), "{page}");
+    assert!(
+        page.contains(&id) && !page.contains(&secret) && page.contains("0 requests"),
+        "{page}"
+    );
     let (version, loaded) = (hidden(&page, "version"), hidden(&page, "loaded"));
     let form = |name: &'static str| {
         [
@@ -113,12 +151,26 @@ fn everything_of_a_key_is_changed_in_one_place() {
     }
     assert!(browser.get(&saved).text().contains("Saved"));
     let key = keys(&server).remove(0);
-    assert_eq!((&key["name"], &key["concurrent"]), (&"second".into(), &7.into()));
-    assert_eq!(key["permissions"], serde_json::json!(["completions", "metrics"]));
-    assert_eq!(key["budget"], serde_json::json!({"tokens": 20_000, "per": "day", "used": 0}));
-    assert_eq!(key["expires"], loaded.parse::<i64>().expect("a time") + 90 * 86_400);
     assert_eq!(
-        server.query("SELECT id FROM audit WHERE action = 'key_changed'").len(),
+        (&key["name"], &key["concurrent"]),
+        (&"second".into(), &7.into())
+    );
+    assert_eq!(
+        key["permissions"],
+        serde_json::json!(["completions", "metrics"])
+    );
+    assert_eq!(
+        key["budget"],
+        serde_json::json!({"tokens": 20_000, "per": "day", "used": 0})
+    );
+    assert_eq!(
+        key["expires"],
+        loaded.parse::<i64>().expect("a time") + 90 * 86_400
+    );
+    assert_eq!(
+        server
+            .query("SELECT id FROM audit WHERE action = 'key_changed'")
+            .len(),
         1,
         "one change, one row"
     );
@@ -138,7 +190,10 @@ fn everything_of_a_key_is_changed_in_one_place() {
     ];
     assert_eq!(browser.post(&address, &keep).status, 303);
     let kept = keys(&server).remove(0);
-    assert_eq!((&kept["expires"], &kept["concurrent"]), (&key["expires"], &Value::Null));
+    assert_eq!(
+        (&kept["expires"], &kept["concurrent"]),
+        (&key["expires"], &Value::Null)
+    );
     assert_eq!(kept["budget"], Value::Null);
     let version = hidden(&browser.get(&address).text(), "version");
     for (field, bad) in [
@@ -148,14 +203,28 @@ fn everything_of_a_key_is_changed_in_one_place() {
         ("concurrent", "0"),
         ("budget", "0"),
     ] {
-        let mut fields = vec![("name", "x"), ("permission", "completions"), ("version", version.as_str())];
+        let mut fields = vec![
+            ("name", "x"),
+            ("permission", "completions"),
+            ("version", version.as_str()),
+        ];
         fields.retain(|(name, _)| *name != field);
         fields.push((field, bad));
         let reply = browser.post(&address, &fields);
         let text = reply.text();
-        assert!(reply.status == 400 && text.contains("role=\"alert\""), "{field}: {text}");
-        assert_eq!(text.matches("aria-invalid=\"true\"").count(), 1, "{field}: {text}");
-        let focused = text.split('<').find(|element| element.contains(" autofocus")).expect("the focus");
+        assert!(
+            reply.status == 400 && text.contains("role=\"alert\""),
+            "{field}: {text}"
+        );
+        assert_eq!(
+            text.matches("aria-invalid=\"true\"").count(),
+            1,
+            "{field}: {text}"
+        );
+        let focused = text
+            .split('<')
+            .find(|element| element.contains(" autofocus"))
+            .expect("the focus");
         assert!(focused.contains(&format!("name=\"{field}\"")), "{focused}");
     }
     let typed = [
@@ -166,9 +235,12 @@ fn everything_of_a_key_is_changed_in_one_place() {
         ("budget", "1, x"),
     ];
     let text = browser.post(&address, &typed).text();
-    for kept in
-        ["value=\"date\" selected", "value=\"2001-01-01\"", "value=\"1, x\"", "value=\"metrics\" checked"]
-    {
+    for kept in [
+        "value=\"date\" selected",
+        "value=\"2001-01-01\"",
+        "value=\"1, x\"",
+        "value=\"metrics\" checked",
+    ] {
         assert!(text.contains(kept), "{kept}: {text}");
     }
     assert_eq!(keys(&server).remove(0), kept, "nothing was changed");
@@ -177,7 +249,10 @@ fn everything_of_a_key_is_changed_in_one_place() {
     // Its page and the list show what was used of a budget, once.
     for (budget, figures) in [
         ("15/day", "</progress>93% of 15 a day"),
-        ("14/day", "% of 14 a day <span class=\"badge bad\">used up</span>"),
+        (
+            "14/day",
+            "% of 14 a day <span class=\"badge bad\">used up</span>",
+        ),
         ("28/month", "</progress>50% of 28 a month"),
     ] {
         server.stdout_of(&["keys", "set", &id, "--budget", budget, "--concurrent", "3"]);
@@ -191,8 +266,10 @@ fn everything_of_a_key_is_changed_in_one_place() {
         server.stdout_of(&["keys", "set", &id, "--expires", expires]);
         for path in [&*address, "/keys"] {
             let text = browser.get(path).text();
-            let badge =
-                text.split(">expires in ").nth(1).map_or("", |rest| rest.split('<').next().expect("its end"));
+            let badge = text
+                .split(">expires in ")
+                .nth(1)
+                .map_or("", |rest| rest.split('<').next().expect("its end"));
             assert_eq!(badge, left, "{text}");
         }
     }
@@ -209,28 +286,49 @@ fn two_operators_do_not_overwrite_each_other() {
     let version = hidden(&one.get(&address).text(), "version");
     other.get(&address);
     let fields = |name: &'static str, version: &str| {
-        [("name", name.to_owned()), ("permission", "completions".into()), ("version", version.to_owned())]
+        [
+            ("name", name.to_owned()),
+            ("permission", "completions".into()),
+            ("version", version.to_owned()),
+        ]
     };
     let send = |browser: &mut Browser, name: &'static str, version: &str| {
         let fields = fields(name, version);
-        let fields: Vec<_> = fields.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        let fields: Vec<_> = fields
+            .iter()
+            .map(|(name, value)| (*name, value.as_str()))
+            .collect();
         browser.post(&address, &fields)
     };
     assert_eq!(send(&mut other, "theirs", &version).status, 303);
     let reply = send(&mut one, "mine", &version);
     let text = reply.text();
     assert_eq!(reply.status, 409, "{text}");
-    assert!(text.contains("theirs</h1>") && text.contains("value=\"mine\""), "both are on the page: {text}");
+    assert!(
+        text.contains("theirs</h1>") && text.contains("value=\"mine\""),
+        "both are on the page: {text}"
+    );
     assert_eq!(keys(&server)[0]["name"], "theirs");
     let version = hidden(&text, "version");
-    assert_eq!(send(&mut one, "mine", &version).status, 303, "now it is meant");
+    assert_eq!(
+        send(&mut one, "mine", &version).status,
+        303,
+        "now it is meant"
+    );
     assert_eq!(keys(&server)[0]["name"], "mine");
 
     let version = hidden(&one.get(&address).text(), "version");
     assert!(server.run(&["keys", "revoke", &id]).status.success());
     let reply = send(&mut one, "late", &version);
-    assert!(reply.status == 409 && reply.text().contains("was revoked since"), "{}", reply.text());
-    assert!(!reply.text().contains("name=\"version\""), "a revoked key has no form");
+    assert!(
+        reply.status == 409 && reply.text().contains("was revoked since"),
+        "{}",
+        reply.text()
+    );
+    assert!(
+        !reply.text().contains("name=\"version\""),
+        "a revoked key has no form"
+    );
     assert_eq!(one.get(&address).status, 200);
     let again = one.get(&format!("{address}/revoke"));
     assert_eq!(
@@ -241,10 +339,19 @@ fn two_operators_do_not_overwrite_each_other() {
     assert_eq!(keys(&server)[0]["name"], "mine");
     assert_eq!(one.post("/keys/key_none", &[]).status, 404);
     one.get("/keys");
-    assert!(set_password(&server, "another password than before").status.success());
+    assert!(
+        set_password(&server, "another password than before")
+            .status
+            .success()
+    );
     let ended = format!("/sign-in?ended=form&next={}", address.replace('/', "%2F"));
     let reply = send(&mut one, "x", "");
-    assert!(reply.header("location").is_some_and(|to| to.starts_with(&ended)), "the session is over");
+    assert!(
+        reply
+            .header("location")
+            .is_some_and(|to| to.starts_with(&ended)),
+        "the session is over"
+    );
 }
 
 #[test]
@@ -277,7 +384,10 @@ fn a_filter_by_key_means_one_key_or_shows_no_figures() {
     let server = with_console(Some(&runtime));
     let mut hints = Vec::new();
     for (name, requests) in [("twin", 1), ("twin", 2), ("key_of_Ana", 3)] {
-        let secret = server.stdout_of(&["keys", "create", name]).trim().to_owned();
+        let secret = server
+            .stdout_of(&["keys", "create", name])
+            .trim()
+            .to_owned();
         hints.push(format!("{}…{}", &secret[..8], &secret[48..]));
         for _ in 0..requests {
             server.post(&secret, &chat("x")).is_completion();
@@ -296,16 +406,27 @@ fn a_filter_by_key_means_one_key_or_shows_no_figures() {
         let listed = requests.matches("href=\"/requests/chatcmpl_").count();
         if !usage.contains("cards-row") {
             assert_eq!([csv.status, totals.status], [404; 2], "{text}");
-            assert_eq!((listed, requests.contains("export.csv")), (0, false), "{text}: {requests}");
+            assert_eq!(
+                (listed, requests.contains("export.csv")),
+                (0, false),
+                "{text}: {requests}"
+            );
             return None;
         }
-        let figure =
-            usage.split("<strong>").nth(1).and_then(|rest| rest.split("</").next()).expect("a figure");
+        let figure = usage
+            .split("<strong>")
+            .nth(1)
+            .and_then(|rest| rest.split("</").next())
+            .expect("a figure");
         assert!(figure.ends_with(&format!(">{listed}")), "{text}: {figure}");
         assert_eq!(csv.text().matches("chatcmpl_").count(), listed, "{text}");
         // The outcome has one, too.
         let chosen = requests.matches(" selected>").count();
-        assert_eq!(chosen, if text.is_empty() { 1 } else { 2 }, "the field shows it: {requests}");
+        assert_eq!(
+            chosen,
+            if text.is_empty() { 1 } else { 2 },
+            "the field shows it: {requests}"
+        );
         Some(listed)
     };
     for (text, expected) in [
@@ -325,12 +446,22 @@ fn a_filter_by_key_means_one_key_or_shows_no_figures() {
     let text = browser.get("/usage?range=7d&key=twin").text();
     let links = ["id", "hint"].map(|name| [0, 1].map(|number| field(number, name)));
     for number in [0, 1] {
-        let link =
-            format!("href=\"/usage?range=7d&amp;key={}\">twin {}</a>", links[0][number], links[1][number]);
+        let link = format!(
+            "href=\"/usage?range=7d&amp;key={}\">twin {}</a>",
+            links[0][number], links[1][number]
+        );
         assert!(text.contains(&link), "{link}: {text}");
     }
-    assert!(text.contains("href=\"/usage?range=30d&amp;key=twin\""), "a range keeps the filter: {text}");
-    assert!(server.run(&["keys", "revoke", &field(0, "id")]).status.success());
+    assert!(
+        text.contains("href=\"/usage?range=30d&amp;key=twin\""),
+        "a range keeps the filter: {text}"
+    );
+    assert!(
+        server
+            .run(&["keys", "revoke", &field(0, "id")])
+            .status
+            .success()
+    );
     assert!(
         browser.get("/usage?key=twin").text().contains("cards-row"),
         "as the commands: the one that is not revoked"
@@ -341,19 +472,28 @@ fn a_filter_by_key_means_one_key_or_shows_no_figures() {
 fn links_lead_to_a_key_and_back() {
     let runtime = Runtime::start();
     let server = with_console(Some(&runtime));
-    let secret = server.stdout_of(&["keys", "create", "first"]).trim().to_owned();
+    let secret = server
+        .stdout_of(&["keys", "create", "first"])
+        .trim()
+        .to_owned();
     server.post(&secret, &chat("x")).is_completion();
     let id = only_id(&server);
     let mut browser = Browser::signed_in(&server);
     let list = "/keys?sort=-tokens&amp;q=f";
     let text = browser.get("/keys?sort=-tokens&q=f").text();
     for path in ["/keys/new".to_owned(), format!("/keys/{id}")] {
-        assert!(text.contains(&format!("href=\"{}\"", list.replace("/keys", &path))), "{text}");
+        assert!(
+            text.contains(&format!("href=\"{}\"", list.replace("/keys", &path))),
+            "{text}"
+        );
         let page = browser.get(&format!("{path}?sort=-tokens&q=f")).text();
         assert!(page.contains(&format!("href=\"{list}\"")), "{page}");
     }
     let text = browser.get("/requests?range=7d&outcome=ok").text();
-    assert!(text.contains(&format!("href=\"/keys/{id}\">first</a>")), "{text}");
+    assert!(
+        text.contains(&format!("href=\"/keys/{id}\">first</a>")),
+        "{text}"
+    );
     let request = text
         .split("href=\"/requests/chatcmpl_")
         .nth(1)
@@ -361,6 +501,14 @@ fn links_lead_to_a_key_and_back() {
         .split('"')
         .next()
         .expect("its end");
-    let page = browser.get(&format!("/requests/chatcmpl_{}", request.replace("&amp;", "&"))).text();
-    assert!(page.contains("href=\"/requests?range=7d&amp;outcome=ok\">Requests</a>"), "{page}");
+    let page = browser
+        .get(&format!(
+            "/requests/chatcmpl_{}",
+            request.replace("&amp;", "&")
+        ))
+        .text();
+    assert!(
+        page.contains("href=\"/requests?range=7d&amp;outcome=ok\">Requests</a>"),
+        "{page}"
+    );
 }

@@ -17,19 +17,35 @@ fn a_row_has_what_was_answered() {
     let server = Server::new(Some(&runtime)).start();
     let key = server.key();
     server.post(&key, &chat("x")).is_completion();
-    server.post(&key, &serde_json::json!({})).is_error(400, "invalid_request");
+    server
+        .post(&key, &serde_json::json!({}))
+        .is_error(400, "invalid_request");
     runtime.next(Script::Text(500, String::new()));
-    server.post(&key, &chat("x")).is_error(502, "inference_error");
-    let rows = server.query("SELECT status, error_code, total_tokens, grounded FROM usage ORDER BY status");
+    server
+        .post(&key, &chat("x"))
+        .is_error(502, "inference_error");
+    let rows = server
+        .query("SELECT status, error_code, total_tokens, grounded FROM usage ORDER BY status");
     assert_eq!(
         rows,
         [
             [Integer(200), Null, Integer(14), Integer(0)],
-            [Integer(400), Text("invalid_request".into()), Null, Integer(0)],
-            [Integer(502), Text("inference_error".into()), Null, Integer(0)],
+            [
+                Integer(400),
+                Text("invalid_request".into()),
+                Null,
+                Integer(0)
+            ],
+            [
+                Integer(502),
+                Text("inference_error".into()),
+                Null,
+                Integer(0)
+            ],
         ]
     );
-    let odd = "SELECT count(*) FROM usage WHERE queue_ms + coalesce(runtime_ms, 0) > duration_ms + 0.002
+    let odd =
+        "SELECT count(*) FROM usage WHERE queue_ms + coalesce(runtime_ms, 0) > duration_ms + 0.002
                OR duration_ms <= 0 OR (status = 400) <> (runtime_ms IS NULL)";
     assert_eq!(server.query(odd), [[Integer(0)]]);
 }
@@ -37,7 +53,9 @@ fn a_row_has_what_was_answered() {
 #[test]
 fn created_is_when_the_request_was_complete_and_not_when_a_worker_took_it() {
     let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime)).set("ADRIATICUM_WORKERS", 1).start();
+    let server = Server::new(Some(&runtime))
+        .set("ADRIATICUM_WORKERS", 1)
+        .start();
     let (key, watcher) = (server.key(), metrics_key(&server));
     let gate = Arc::new(AtomicBool::new(false));
     runtime.next(Script::Held(Arc::clone(&gate), completion("first")));
@@ -45,24 +63,39 @@ fn created_is_when_the_request_was_complete_and_not_when_a_worker_took_it() {
     clients[0].send(request(&key, &chat("x")));
     until("the worker is busy", || runtime.count() == 1);
     clients[1].send(request(&key, &chat("x")));
-    until("the second waits", || value(&server, &watcher, "adriaticum_queue_length") == 1.0);
+    until("the second waits", || {
+        value(&server, &watcher, "adriaticum_queue_length") == 1.0
+    });
     let complete = seconds();
     until("it has waited", || seconds() > complete + 1);
     gate.store(true, Ordering::Release);
     for client in &mut clients {
         let reply = client.reply();
         reply.is_completion();
-        let (created, id) = (reply.json()["created"].as_u64(), reply.json()["id"].to_string());
-        assert!(created.is_some_and(|created| created <= complete), "{created:?}, {complete}");
-        let prefix = u64::from_str_radix(&id["\"chatcmpl_".len()..][..12], 16).expect("milliseconds");
+        let (created, id) = (
+            reply.json()["created"].as_u64(),
+            reply.json()["id"].to_string(),
+        );
+        assert!(
+            created.is_some_and(|created| created <= complete),
+            "{created:?}, {complete}"
+        );
+        let prefix =
+            u64::from_str_radix(&id["\"chatcmpl_".len()..][..12], 16).expect("milliseconds");
         assert_eq!(Some(prefix / 1000), created, "{id}");
     }
     let rows = server.query("SELECT created FROM usage ORDER BY created");
-    assert!(rows.iter().all(|row| matches!(row[..], [Integer(created)] if created as u64 <= complete)));
+    assert!(
+        rows.iter()
+            .all(|row| matches!(row[..], [Integer(created)] if created as u64 <= complete))
+    );
 }
 
 pub fn seconds() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970").as_secs()
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .expect("a time after 1970")
+        .as_secs()
 }
 
 #[test]
@@ -72,7 +105,9 @@ fn what_comes_before_the_key_leaves_no_row() {
     let mut client = server.connect();
     client.send("POST /v1/nowhere HTTP/1.1\r\nHost: api.test\r\n\r\n");
     client.reply().is_error(404, "not_found");
-    server.post("adr_0", &chat("x")).is_error(401, "invalid_api_key");
+    server
+        .post("adr_0", &chat("x"))
+        .is_error(401, "invalid_api_key");
     let mut client = server.connect();
     client.send(crate::support::raw_request(&key, "", "").replace("Length: 0", "Length: 999999"));
     client.reply().is_error(413, "payload_too_large");
@@ -112,17 +147,32 @@ fn a_row_is_in_the_chain_and_in_the_sums_when_its_answer_is_read() {
                 let (key, mut client) = (server.key(), server.connect());
                 for number in 1..=REQUESTS {
                     let is_refused = number % 4 == 0;
-                    let body = if is_refused { serde_json::json!({}) } else { chat("x") };
+                    let body = if is_refused {
+                        serde_json::json!({})
+                    } else {
+                        chat("x")
+                    };
                     client.send(request(&key, &body));
                     let reply = client.reply();
-                    assert_eq!(reply.status, if is_refused { 400 } else { 200 }, "{reply:?}");
-                    check_sealed_and_summed(&server, reply.header("x-request-id").expect("an id"), number);
+                    assert_eq!(
+                        reply.status,
+                        if is_refused { 400 } else { 200 },
+                        "{reply:?}"
+                    );
+                    check_sealed_and_summed(
+                        &server,
+                        reply.header("x-request-id").expect("an id"),
+                        number,
+                    );
                 }
             });
         }
     });
     let rows = 8 * REQUESTS;
-    assert_eq!(head_seq(&server.stdout_of(&["usage", "verify"])), rows.to_string());
+    assert_eq!(
+        head_seq(&server.stdout_of(&["usage", "verify"])),
+        rows.to_string()
+    );
 }
 
 /// Checks the row with this id, and the sums of its key, which has made `requests` of them.
@@ -147,11 +197,22 @@ fn a_running_request_has_no_row_and_is_in_no_sum() {
     let mut client = server.connect();
     client.send(request(&key, &chat("x")));
     until("it is running", || runtime.count() == 1);
-    assert!(server.stdout_of(&["usage"]).contains("\n0 requests, 0 errors"));
-    assert!(server.query("SELECT 1 FROM usage").is_empty(), "it is written once, with its outcome");
+    assert!(
+        server
+            .stdout_of(&["usage"])
+            .contains("\n0 requests, 0 errors")
+    );
+    assert!(
+        server.query("SELECT 1 FROM usage").is_empty(),
+        "it is written once, with its outcome"
+    );
     gate.store(true, Ordering::Release);
     client.reply().is_completion();
-    assert!(server.stdout_of(&["usage"]).contains("\n1 request, 0 errors"));
+    assert!(
+        server
+            .stdout_of(&["usage"])
+            .contains("\n1 request, 0 errors")
+    );
 }
 
 #[test]
@@ -162,19 +223,30 @@ fn a_database_of_a_later_version_is_refused_and_left_alone() {
     let output = server.run(&["serve"]);
     let printed = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1));
-    assert!(printed.contains("version 99") && printed.contains("install"), "{printed}");
+    assert!(
+        printed.contains("version 99") && printed.contains("install"),
+        "{printed}"
+    );
     assert_eq!(server.query("SELECT count(*) FROM keys"), [[Integer(1)]]);
 }
 
 #[test]
 fn a_damaged_database_is_refused_with_what_to_do() {
     let server = Server::new(None).sqlite();
-    std::fs::write(server.folder.path("adriaticum.db"), "not a database at all".repeat(100)).expect("a file");
+    std::fs::write(
+        server.folder.path("adriaticum.db"),
+        "not a database at all".repeat(100),
+    )
+    .expect("a file");
     for command in ["serve", "check"] {
         let output = server.run(&[command]);
-        let printed = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        let printed =
+            String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
         assert_eq!(output.status.code(), Some(1));
-        assert!(printed.contains("damaged") && printed.contains("restore a backup"), "{printed}");
+        assert!(
+            printed.contains("damaged") && printed.contains("restore a backup"),
+            "{printed}"
+        );
     }
 }
 
@@ -184,7 +256,9 @@ fn the_database_is_let_go_at_the_end() {
     let mut server = Server::new(Some(&runtime)).sqlite().start();
     let key = server.key();
     server.post(&key, &chat("x")).is_completion();
-    assert!(crate::support::exists(&server.folder.path("adriaticum.db-wal")));
+    assert!(crate::support::exists(
+        &server.folder.path("adriaticum.db-wal")
+    ));
     server.signal(Signal::TERM);
     assert!(server.wait().success());
     until("the log of the database is folded into it", || {
@@ -198,7 +272,11 @@ fn refusals_of_one_key_do_not_fill_the_ledger() {
     let server = Server::new(Some(&runtime)).start();
     let (key, other, watcher) = (server.key(), server.key(), metrics_key(&server));
     let unrecorded = || value(&server, &watcher, "adriaticum_refusals_unrecorded_total") as usize;
-    let rows = |status: u16| server.query(&format!("SELECT 1 FROM usage WHERE status = {status}")).len();
+    let rows = |status: u16| {
+        server
+            .query(&format!("SELECT 1 FROM usage WHERE status = {status}"))
+            .len()
+    };
     let mut client = server.connect();
     let mut refused = 0;
     // Even a slow machine refuses more than ten per second, so the burst is used up at some time.
@@ -215,7 +293,15 @@ fn refusals_of_one_key_do_not_fill_the_ledger() {
     // This key's completions and another key's refusals still get their rows.
     server.post(&key, &chat("x")).is_completion();
     let before = rows(400);
-    server.post(&other, &serde_json::json!({})).is_error(400, "invalid_request");
+    server
+        .post(&other, &serde_json::json!({}))
+        .is_error(400, "invalid_request");
     assert_eq!((rows(200), rows(400)), (1, before + 1));
-    assert!(server.log().contains("refused requests that were not recorded: 1 since"), "{}", server.log());
+    assert!(
+        server
+            .log()
+            .contains("refused requests that were not recorded: 1 since"),
+        "{}",
+        server.log()
+    );
 }

@@ -36,7 +36,11 @@ fn a_unix_socket() {
         client.reply().is_completion();
     }
     let second = server.run(&["serve"]);
-    assert_eq!(second.status.code(), Some(1), "the socket of a running service is not taken from it");
+    assert_eq!(
+        second.status.code(),
+        Some(1),
+        "the socket of a running service is not taken from it"
+    );
     client.send(request(&key, &chat("x")));
     client.reply().is_completion();
     server.signal(Signal::TERM);
@@ -56,15 +60,23 @@ fn a_file_in_the_place_of_the_socket_is_not_removed() {
 
 #[test]
 fn a_unix_socket_has_the_mode_of_the_setting() {
-    for (umask, setting, mode) in [("000", None, 0o660), ("077", None, 0o660), ("077", Some("0666"), 0o666)] {
+    for (umask, setting, mode) in [
+        ("000", None, 0o660),
+        ("077", None, 0o660),
+        ("077", Some("0666"), 0o666),
+    ] {
         let server = Server::new(None);
         let path = server.folder.path("api.sock");
         let mut server = server.set("ADRIATICUM_LISTEN", format!("unix:{}", path.display()));
         if let Some(setting) = setting {
             server = server.set("ADRIATICUM_SOCKET_MODE", setting);
         }
-        let _server = server.start_with(&["sh", "-c", &format!("umask {umask}; exec \"$@\""), "sh"]);
-        let found = std::fs::metadata(&path).expect("the socket").permissions().mode();
+        let _server =
+            server.start_with(&["sh", "-c", &format!("umask {umask}; exec \"$@\""), "sh"]);
+        let found = std::fs::metadata(&path)
+            .expect("the socket")
+            .permissions()
+            .mode();
         assert_eq!(found & 0o7777, mode, "umask {umask}, {setting:?}");
     }
 }
@@ -73,7 +85,9 @@ fn a_unix_socket_has_the_mode_of_the_setting() {
 #[test]
 fn only_a_socket_on_which_no_process_listens_is_removed() {
     let refused = |path: &Path, server: Server, printed: &str| {
-        let mut server = server.set("ADRIATICUM_LISTEN", format!("unix:{}", path.display())).spawn(&[]);
+        let mut server = server
+            .set("ADRIATICUM_LISTEN", format!("unix:{}", path.display()))
+            .spawn(&[]);
         assert_eq!(server.wait().code(), Some(1), "{}", server.log());
         assert!(server.log().contains(printed), "{}", server.log());
         assert!(exists(path));
@@ -100,10 +114,16 @@ fn too_few_threads_are_an_error_with_advice() {
         .set("RUST_MIN_STACK", 64 << 20)
         .set("MALLOC_ARENA_MAX", 1);
     let limited = ["bash", "-c", "ulimit -v 500000; exec \"$@\"", "bash"];
-    let output = server.prefixed(&limited, &["serve"]).output().expect("the binary should run");
+    let output = server
+        .prefixed(&limited, &["serve"])
+        .output()
+        .expect("the binary should run");
     let message = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{message}");
-    assert!(message.contains("can't start 1040 threads") && message.contains("TasksMax="), "{message}");
+    assert!(
+        message.contains("can't start 1040 threads") && message.contains("TasksMax="),
+        "{message}"
+    );
     assert!(!message.contains("panicked"), "{message}");
 }
 
@@ -119,7 +139,9 @@ fn a_start_logs_what_runs_and_where() {
         ),
         format!("console at http://console.localhost:{port}/"),
     ] {
-        until("the line is logged", || server.log().contains(&format!("{line}\n")));
+        until("the line is logged", || {
+            server.log().contains(&format!("{line}\n"))
+        });
     }
 }
 
@@ -167,14 +189,20 @@ fn sockets_that_are_handed_over() {
     client.reply().is_completion();
     server.signal(Signal::TERM);
     assert!(server.wait().success());
-    assert!(exists(&path), "a socket that was handed over is its owner's to remove");
-    TcpStream::connect(tcp.local_addr().expect("an address")).expect("the owner's socket still listens");
+    assert!(
+        exists(&path),
+        "a socket that was handed over is its owner's to remove"
+    );
+    TcpStream::connect(tcp.local_addr().expect("an address"))
+        .expect("the owner's socket still listens");
 }
 
 #[test]
 fn a_stop_answers_what_is_under_way_and_what_waits() {
     let runtime = Runtime::start();
-    let mut server = Server::new(Some(&runtime)).set("ADRIATICUM_WORKERS", 1).start();
+    let mut server = Server::new(Some(&runtime))
+        .set("ADRIATICUM_WORKERS", 1)
+        .start();
     let key = server.key();
     let mut idle = server.connect();
     idle.send(request("none", &chat("x")));
@@ -193,12 +221,16 @@ fn a_stop_answers_what_is_under_way_and_what_waits() {
     server.signal(Signal::TERM);
     until("the stop is logged", || server.log().contains("stopping: "));
     assert!(
-        server.log().contains("[INFO] stopping: no new connections; waits for 2 requests\n"),
+        server
+            .log()
+            .contains("[INFO] stopping: no new connections; waits for 2 requests\n"),
         "{}",
         server.log()
     );
     assert!(idle.ends(), "an idle connection ends");
-    until("no connection is taken", || TcpStream::connect(&server.address).is_err());
+    until("no connection is taken", || {
+        TcpStream::connect(&server.address).is_err()
+    });
     gate.store(true, Ordering::Release);
     assert_eq!(under_way.reply().is_completion(), "under way");
     let reply = waiting.reply();
@@ -215,7 +247,9 @@ fn half_a_request_does_not_hold_a_stop_up_for_long() {
     let mut server = Server::new(None).start();
     let mut half = server.connect();
     half.send("POST /v1/chat");
-    until("it was read", || server.post("none", &chat("x")).status == 401);
+    until("it was read", || {
+        server.post("none", &chat("x")).status == 401
+    });
     server.signal(Signal::INT);
     half.reply().is_error(400, "invalid_request");
     assert!(server.wait().success());
@@ -241,7 +275,8 @@ fn a_second_signal_ends_it_at_once() {
 fn caught(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0)
 }
 
 #[test]
@@ -249,10 +284,15 @@ fn a_signal_during_the_start_ends_it_with_0() {
     // The database is locked, so that the start takes 5 s. It has its own lock by then.
     for signal in [Signal::TERM, Signal::INT] {
         let server = Server::new(None).sqlite();
-        let other = rusqlite::Connection::open(server.folder.path("adriaticum.db")).expect("a database");
-        other.execute_batch("CREATE TABLE t (x); BEGIN EXCLUSIVE").expect("a lock");
+        let other =
+            rusqlite::Connection::open(server.folder.path("adriaticum.db")).expect("a database");
+        other
+            .execute_batch("CREATE TABLE t (x); BEGIN EXCLUSIVE")
+            .expect("a lock");
         let mut server = server.spawn(&[]);
-        until("it is starting", || exists(&server.folder.path("adriaticum.db.lock")));
+        until("it is starting", || {
+            exists(&server.folder.path("adriaticum.db.lock"))
+        });
         server.signal(signal);
         assert_eq!(server.wait().code(), Some(0), "{signal:?}");
     }
@@ -264,9 +304,14 @@ fn a_signal_during_the_start_ends_it_with_0() {
         // Without a pause, so that the signal comes right after. The handler for SIGINT is installed after that for SIGTERM:
         // signal-hook loses a signal between the system call and its own note of the action.
         while caught(pid) & 1 << (Signal::INT.as_raw() - 1) == 0 {
-            assert!(began.elapsed() < PATIENCE, "it has no handler: {}", early.log());
+            assert!(
+                began.elapsed() < PATIENCE,
+                "it has no handler: {}",
+                early.log()
+            );
         }
-        kill_process(Pid::from_raw(pid as i32).expect("a pid"), Signal::TERM).expect("it should get it");
+        kill_process(Pid::from_raw(pid as i32).expect("a pid"), Signal::TERM)
+            .expect("it should get it");
         assert_eq!(early.wait().code(), Some(0));
         let mut late = Server::new(None).start();
         late.signal(Signal::TERM);
@@ -278,7 +323,9 @@ fn a_signal_during_the_start_ends_it_with_0() {
 fn an_unknown_variable_is_warned_of() {
     let server = Server::new(None).set("ADRIATICUM_WORKER", 3).start();
     assert!(
-        server.log().contains("unknown variable in the environment: ADRIATICUM_WORKER (did you mean"),
+        server
+            .log()
+            .contains("unknown variable in the environment: ADRIATICUM_WORKER (did you mean"),
         "{}",
         server.log()
     );
@@ -299,10 +346,20 @@ fn a_second_service_on_the_same_database_is_refused() {
     let mut refused = second().spawn(&[]);
     assert_eq!(refused.wait().code(), Some(1));
     let printed = refused.log();
-    let holder = format!("adriaticum.db: another adriaticum serve uses it (pid {})", first.pid());
-    assert!(printed.contains(&holder) && printed.contains("ADRIATICUM_DATABASE"), "{printed}");
+    let holder = format!(
+        "adriaticum.db: another adriaticum serve uses it (pid {})",
+        first.pid()
+    );
+    assert!(
+        printed.contains(&holder) && printed.contains("ADRIATICUM_DATABASE"),
+        "{printed}"
+    );
     gate.store(true, Ordering::Release);
-    assert_eq!(client.reply().is_completion(), "under way", "the first one's requests are its own");
+    assert_eq!(
+        client.reply().is_completion(),
+        "under way",
+        "the first one's requests are its own"
+    );
 
     // Whatever ends the first, the next can start at once.
     first.signal(Signal::KILL);
@@ -322,11 +379,15 @@ fn stops(server: &mut Server, mut probe: Client, printed: &str) {
     assert_eq!(server.wait().code(), Some(1), "{}", server.log());
     let log = server.log();
     assert!(
-        log.lines().any(|line| line.contains(printed) && line.ends_with(": this process stops")),
+        log.lines()
+            .any(|line| line.contains(printed) && line.ends_with(": this process stops")),
         "{log}"
     );
     let last = log.lines().last().unwrap_or_default();
-    assert!(last.starts_with("adriaticum: the database ") && last.contains(printed), "{last}");
+    assert!(
+        last.starts_with("adriaticum: the database ") && last.contains(printed),
+        "{last}"
+    );
 }
 
 /// Each of two services had a WAL of its own for one file, and half of the acknowledged rows were lost.
@@ -340,16 +401,24 @@ fn a_second_service_on_another_name_of_the_file_is_refused() {
     let (database, link) = (folder.join("adriaticum.db"), folder.join("link.db"));
     std::fs::hard_link(&database, &link).expect("a hard link");
     let linked = copy.path("linked");
-    let run = Command::new("cp").arg("-al").args([&folder, &linked]).status();
+    let run = Command::new("cp")
+        .arg("-al")
+        .args([&folder, &linked])
+        .status();
     assert!(run.expect("cp should run").success());
     let at = |path: &Path| Server::new(Some(&runtime)).set("ADRIATICUM_DATABASE", path.display());
     let refuse = |path: &Path, holder: &str| {
         let mut refused = at(path).spawn(&[]);
         assert_eq!(refused.wait().code(), Some(1));
         let printed = refused.log();
-        let message =
-            format!("{}: another adriaticum serve uses it (pid {holder}): stop that", path.display());
-        assert!(printed.contains(&message) && printed.contains("ADRIATICUM_DATABASE"), "{printed}");
+        let message = format!(
+            "{}: another adriaticum serve uses it (pid {holder}): stop that",
+            path.display()
+        );
+        assert!(
+            printed.contains(&message) && printed.contains("ADRIATICUM_DATABASE"),
+            "{printed}"
+        );
     };
     refuse(&link, "unknown");
     refuse(&linked.join("adriaticum.db"), &first.pid().to_string());
@@ -359,7 +428,10 @@ fn a_second_service_on_another_name_of_the_file_is_refused() {
     first.stdout_of(&["backup", "copy.db"]);
     let output = at(&link).run(&["restore", &folder.join("copy.db").display().to_string()]);
     let printed = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(1) && printed.contains("(pid unknown)"), "{printed}");
+    assert!(
+        output.status.code() == Some(1) && printed.contains("(pid unknown)"),
+        "{printed}"
+    );
     first.post(&key, &chat("x")).is_completion();
     first.signal(Signal::TERM);
     assert!(first.wait().success());
@@ -369,7 +441,10 @@ fn a_second_service_on_another_name_of_the_file_is_refused() {
     refuse(&database, "unknown");
     next.signal(Signal::TERM);
     assert!(next.wait().success());
-    assert!(next.stdout_of(&["usage", "verify"]).starts_with("3 rows, nothing wrong"));
+    assert!(
+        next.stdout_of(&["usage", "verify"])
+            .starts_with("3 rows, nothing wrong")
+    );
 }
 
 #[test]
@@ -381,20 +456,30 @@ fn a_copy_made_of_hard_links_starts() {
     first.signal(Signal::TERM);
     assert!(first.wait().success());
     let copy = Folder::new();
-    let run = Command::new("cp").arg("-al").args([first.folder.path(""), copy.path("linked")]).status();
+    let run = Command::new("cp")
+        .arg("-al")
+        .args([first.folder.path(""), copy.path("linked")])
+        .status();
     assert!(run.expect("cp should run").success());
     let database = copy.path("linked/adriaticum.db");
     assert!(database.metadata().expect("the copy").nlink() > 1);
-    let second = Server::new(Some(&runtime)).set("ADRIATICUM_DATABASE", database.display()).start();
+    let second = Server::new(Some(&runtime))
+        .set("ADRIATICUM_DATABASE", database.display())
+        .start();
     second.post(&key, &chat("x")).is_completion();
 }
 
 /// A core file would have prompts and keys in it.
 #[test]
 fn a_crash_leaves_no_core_file() {
-    let server = Server::new(None).start_with(&["bash", "-c", "ulimit -Sc unlimited; exec \"$@\"", "bash"]);
-    let limits = std::fs::read_to_string(format!("/proc/{}/limits", server.pid())).expect("it runs");
-    let core = limits.lines().find(|line| line.starts_with("Max core file size")).expect("a line");
+    let server =
+        Server::new(None).start_with(&["bash", "-c", "ulimit -Sc unlimited; exec \"$@\"", "bash"]);
+    let limits =
+        std::fs::read_to_string(format!("/proc/{}/limits", server.pid())).expect("it runs");
+    let core = limits
+        .lines()
+        .find(|line| line.starts_with("Max core file size"))
+        .expect("a line");
     let values: Vec<&str> = core.split_whitespace().skip(4).take(2).collect();
     assert_eq!(values, ["0", "0"], "{core}");
 }
@@ -410,7 +495,11 @@ fn a_reload_that_is_requested_during_the_start_follows_it() {
     let mut pipe = None;
     until("it reads its configuration", || {
         let flags = OFlags::NONBLOCK.bits() as i32;
-        pipe = File::options().write(true).custom_flags(flags).open(&config).ok();
+        pipe = File::options()
+            .write(true)
+            .custom_flags(flags)
+            .open(&config)
+            .ok();
         pipe.is_some()
     });
     server.signal(Signal::HUP);
@@ -418,7 +507,11 @@ fn a_reload_that_is_requested_during_the_start_follows_it() {
     std::fs::write(&config, "log_level = 'debug'").expect("a file");
     drop(pipe);
     server.await_address();
-    until("it has reloaded", || server.log().contains("configuration reloaded: log_level = debug"));
+    until("it has reloaded", || {
+        server
+            .log()
+            .contains("configuration reloaded: log_level = debug")
+    });
 }
 
 #[test]
@@ -428,5 +521,9 @@ fn a_service_that_was_replaced_stops() {
     let mut server = Server::new(Some(&runtime)).sqlite().start();
     let probe = server.connect();
     server.query("UPDATE gateways SET epoch = epoch + 1");
-    stops(&mut server, probe, "another process serves under the name of this gateway");
+    stops(
+        &mut server,
+        probe,
+        "another process serves under the name of this gateway",
+    );
 }

@@ -12,8 +12,8 @@ use adriaticum::error::Failure;
 use adriaticum::http::response::{Broken, Pieces};
 use adriaticum::http::{self, MAX_HEAD, Request, RequestHead, Response};
 use adriaticum::listener::{
-    Acceptor, Admission, Cause, Certificate, Lane, Level, Limits, Load, PendingRequest, RequestIdentity,
-    RunningCall, Service,
+    Acceptor, Admission, Cause, Certificate, Lane, Level, Limits, Load, PendingRequest,
+    RequestIdentity, RunningCall, Service,
 };
 
 use crate::support::{
@@ -54,7 +54,9 @@ impl Service for Echo {
                 self.heads.fetch_add(1, Ordering::AcqRel);
                 if self.hold_head.load(Ordering::Acquire) {
                     self.is_head_held.store(true, Ordering::Release);
-                    until("the loop may go on", || !self.hold_head.load(Ordering::Acquire));
+                    until("the loop may go on", || {
+                        !self.hold_head.load(Ordering::Acquire)
+                    });
                 }
                 Admission::Answer(Response::json(404, b"from the head".to_vec()))
             }
@@ -77,9 +79,14 @@ impl Service for Echo {
 
     fn refuse(&self, _: Option<IpAddr>, _: Option<&PendingRequest>, failure: Failure) -> Response {
         let mut body = failure.message.as_bytes().to_vec();
-        body.resize(body.len().max(self.refusal_bytes.load(Ordering::Acquire)), b' ');
+        body.resize(
+            body.len().max(self.refusal_bytes.load(Ordering::Acquire)),
+            b' ',
+        );
         self.refusals.fetch_add(1, Ordering::AcqRel);
-        until("the loop may go on", || !self.hold_loop.load(Ordering::Acquire));
+        until("the loop may go on", || {
+            !self.hold_loop.load(Ordering::Acquire)
+        });
         Response::json(failure.error.status(), body)
     }
 }
@@ -87,18 +94,27 @@ impl Service for Echo {
 impl Echo {
     fn response(&self, request: &Request) -> Response {
         self.under_way.fetch_add(1, Ordering::AcqRel);
-        self.threads.lock().expect("the list").push(thread::current().id());
+        self.threads
+            .lock()
+            .expect("the list")
+            .push(thread::current().id());
         match request.head.path() {
             "/panic" => panic!("on purpose"),
             "/hold" => until("the gate opens", || self.gate.load(Ordering::Acquire)),
             "/pieces" => {
                 let mut response = Response::new(200, "text/plain", b"first ".to_vec());
-                response.rest = Some(Box::new(Numbers { next: 0, end: 2_000 }));
+                response.rest = Some(Box::new(Numbers {
+                    next: 0,
+                    end: 2_000,
+                }));
                 return response;
             }
             "/broken" => {
                 let mut response = Response::new(200, "text/plain", Vec::new());
-                response.rest = Some(Box::new(Numbers { next: 0, end: usize::MAX }));
+                response.rest = Some(Box::new(Numbers {
+                    next: 0,
+                    end: usize::MAX,
+                }));
                 return response;
             }
             "/large" => return Response::json(200, vec![b'x'; 8 * 1024 * 1024]),
@@ -148,7 +164,13 @@ fn serve_with(limits: Limits, acceptor: Option<Acceptor>) -> Running {
     let (echo, load) = (Arc::new(Echo::default()), Arc::clone(&listener.load));
     let service = Arc::clone(&echo);
     let thread = thread::spawn(move || listener.run(service).expect("it should serve"));
-    Running { echo, load, address, stopper, thread: Some(thread) }
+    Running {
+        echo,
+        load,
+        address,
+        stopper,
+        thread: Some(thread),
+    }
 }
 
 impl Running {
@@ -194,7 +216,10 @@ impl Drop for Running {
         let _ = self.stopper.write_all(b"x");
         if let Some(thread) = self.thread.take() {
             let ended = thread.join();
-            assert!(ended.is_ok() || thread::panicking(), "the listener should not panic");
+            assert!(
+                ended.is_ok() || thread::panicking(),
+                "the listener should not panic"
+            );
         }
     }
 }
@@ -205,13 +230,25 @@ fn get(path: &str) -> String {
 
 /// The head of a request and as much of its body.
 fn post(length: usize, sent: usize) -> String {
-    format!("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: {length}\r\n\r\n{}", "x".repeat(sent))
+    format!(
+        "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: {length}\r\n\r\n{}",
+        "x".repeat(sent)
+    )
 }
 
 #[test]
 fn half_a_request_has_a_deadline_for_the_whole_of_it() {
-    let running = serve(Limits { request_time: SHORT, drain_time: SHORT, ..Limits::default() });
-    for start in ["G", "GET / HTTP/1.1\r\nHost: h\r\n", &post(1000, 0), &post(1000, 10)] {
+    let running = serve(Limits {
+        request_time: SHORT,
+        drain_time: SHORT,
+        ..Limits::default()
+    });
+    for start in [
+        "G",
+        "GET / HTTP/1.1\r\nHost: h\r\n",
+        &post(1000, 0),
+        &post(1000, 10),
+    ] {
         let began = Instant::now();
         let mut client = running.connect();
         client.send(start);
@@ -237,8 +274,11 @@ fn half_a_request_has_a_deadline_for_the_whole_of_it() {
 
 #[test]
 fn an_idle_connection_ends_in_silence() {
-    let running =
-        serve(Limits { idle_time: ENOUGH, request_time: Duration::from_secs(9), ..Limits::default() });
+    let running = serve(Limits {
+        idle_time: ENOUGH,
+        request_time: Duration::from_secs(9),
+        ..Limits::default()
+    });
     let mut fresh = running.connect();
     let mut used = running.connect();
     used.send(get("/"));
@@ -253,7 +293,11 @@ fn an_idle_connection_ends_in_silence() {
 /// The times are long: on a busy machine the client may need seconds to send the rest.
 #[test]
 fn requests_that_arrive_during_a_stop_are_answered() {
-    let limits = Limits { stop_time: PATIENCE, idle_stop_time: PATIENCE, ..Limits::default() };
+    let limits = Limits {
+        stop_time: PATIENCE,
+        idle_stop_time: PATIENCE,
+        ..Limits::default()
+    };
     let mut running = serve(limits);
     let mut used = running.connect();
     used.send(get("/"));
@@ -263,31 +307,46 @@ fn requests_that_arrive_during_a_stop_are_answered() {
     // The listener has accepted and read them when a later connection is answered.
     assert_eq!(running.get("/"), 200);
     running.stopper.write_all(b"x").expect("a stop");
-    until("no connection is taken", || TcpStream::connect(running.address).is_err());
+    until("no connection is taken", || {
+        TcpStream::connect(running.address).is_err()
+    });
     used.send(get("/"));
     fresh.send(get("/"));
     half.send("x");
     for client in [&mut used, &mut fresh, &mut half] {
         let reply = client.reply();
-        assert_eq!((reply.status, reply.header("connection")), (200, Some("close")));
+        assert_eq!(
+            (reply.status, reply.header("connection")),
+            (200, Some("close"))
+        );
         assert!(client.ends());
     }
 }
 
 #[test]
 fn a_client_that_does_not_read_its_answer_is_dropped() {
-    let running = serve(Limits { send_time: SHORT, workers: 1, ..Limits::default() });
+    let running = serve(Limits {
+        send_time: SHORT,
+        workers: 1,
+        ..Limits::default()
+    });
     let mut client = running.connect();
     client.send(get("/large"));
     assert_eq!(running.get("/"), 200, "the worker does not wait for it");
     // Nothing is read here, so only a connection that is gone refuses to be written to.
     until("it is dropped", || client.stream.write_all(b"x").is_err());
-    assert!(client.reply().body.len() < 8 * 1024 * 1024, "the answer was not to come whole");
+    assert!(
+        client.reply().body.len() < 8 * 1024 * 1024,
+        "the answer was not to come whole"
+    );
 }
 
 #[test]
 fn a_long_answer_comes_in_pieces_and_slow_clients_hold_no_thread() {
-    let running = serve(Limits { workers: 2, ..Limits::default() });
+    let running = serve(Limits {
+        workers: 2,
+        ..Limits::default()
+    });
     // More than there are threads of any kind, and none of them reads.
     let mut slow: Vec<Client> = (0..20).map(|_| running.connect()).collect();
     for client in &mut slow {
@@ -299,15 +358,28 @@ fn a_long_answer_comes_in_pieces_and_slow_clients_hold_no_thread() {
         client.send(get("/pieces"));
         let reply = client.reply();
         assert_eq!(reply.header("transfer-encoding"), Some("chunked"));
-        assert!(reply.body == format!("first {whole}").as_bytes(), "every piece once, in order");
+        assert!(
+            reply.body == format!("first {whole}").as_bytes(),
+            "every piece once, in order"
+        );
     }
-    assert!(running.load.snapshot().buffered_bytes.now < 20 * 256 * 1024, "a piece each, not all of it");
+    assert!(
+        running.load.snapshot().buffered_bytes.now < 20 * 256 * 1024,
+        "a piece each, not all of it"
+    );
     let reply = slow[0].reply();
-    assert_eq!(reply.body.len(), 6 + whole.len(), "a slow one gets all of it when it reads");
+    assert_eq!(
+        reply.body.len(),
+        6 + whole.len(),
+        "a slow one gets all of it when it reads"
+    );
     client.send(get("/broken"));
     let broken = client.reply();
     assert_eq!(broken.body.len(), 3 * 8192);
-    assert!(client.ends(), "without the last chunk, so that the client knows");
+    assert!(
+        client.ends(),
+        "without the last chunk, so that the client knows"
+    );
     client = running.connect();
     client.send(get("/pieces").replace("GET", "HEAD"));
     client.send(get("/after"));
@@ -317,71 +389,128 @@ fn a_long_answer_comes_in_pieces_and_slow_clients_hold_no_thread() {
         client.stream.read_exact(&mut byte).expect("both answers");
         head.push(byte[0]);
     }
-    assert!(!String::from_utf8_lossy(&head).contains("first"), "a HEAD has no body");
+    assert!(
+        !String::from_utf8_lossy(&head).contains("first"),
+        "a HEAD has no body"
+    );
 }
 
 #[test]
 fn all_buffers_together_have_a_bound() {
-    let running = serve(Limits { buffered_bytes: 600_000, ..Limits::default() });
+    let running = serve(Limits {
+        buffered_bytes: 600_000,
+        ..Limits::default()
+    });
     let mut first = running.connect();
     first.send(post(200_000, 199_999));
     until("the bytes are buffered", || running.get("/") == 200);
     let mut second = running.connect();
     second.send(post(250_000, 249_999));
-    until("both are buffered", || running.load.snapshot().buffered_bytes.now >= 449_998);
+    until("both are buffered", || {
+        running.load.snapshot().buffered_bytes.now >= 449_998
+    });
     let mut third = running.connect();
     third.send(post(250_000, 249_999));
     // It grew past the limit: the oldest of the address is evicted, and the others continue.
     let shed = first.reply();
     assert_eq!((shed.status, first.ends()), (503, true));
-    assert_eq!((running.counted(Cause::UnfinishedEvicted), running.counted(Cause::BuffersFull)), (1, 0));
+    assert_eq!(
+        (
+            running.counted(Cause::UnfinishedEvicted),
+            running.counted(Cause::BuffersFull)
+        ),
+        (1, 0)
+    );
     // The loop reports its buffers at the end of its round, after the answer.
-    until("the rest is counted", || (499_998..600_000).contains(&running.load.snapshot().buffered_bytes.now));
+    until("the rest is counted", || {
+        (499_998..600_000).contains(&running.load.snapshot().buffered_bytes.now)
+    });
     // When the body is complete, the whole cost of the request is counted. To evict the other one would not be enough.
     second.send("x");
     assert_eq!(second.reply().status, 503);
-    assert_eq!((running.counted(Cause::UnfinishedEvicted), running.counted(Cause::BuffersFull)), (1, 1));
+    assert_eq!(
+        (
+            running.counted(Cause::UnfinishedEvicted),
+            running.counted(Cause::BuffersFull)
+        ),
+        (1, 1)
+    );
     // For this one it is.
     let mut fourth = running.connect();
     fourth.send(post(150_000, 150_000));
     assert_eq!((fourth.reply().status, third.reply().status), (200, 503));
-    assert_eq!((running.counted(Cause::UnfinishedEvicted), running.counted(Cause::BuffersFull)), (2, 1));
-    until("nothing is buffered", || running.load.snapshot().buffered_bytes.now < 100_000);
+    assert_eq!(
+        (
+            running.counted(Cause::UnfinishedEvicted),
+            running.counted(Cause::BuffersFull)
+        ),
+        (2, 1)
+    );
+    until("nothing is buffered", || {
+        running.load.snapshot().buffered_bytes.now < 100_000
+    });
 }
 
 /// A listener that speaks TLS, and how to connect to it.
 fn serve_tls(limits: Limits) -> (Running, impl Fn() -> tls::Secured) {
     let folder = Folder::new();
     let trusted = tls::certify(&folder.path(""));
-    let certificate =
-        Certificate::read(&folder.path("cert.pem"), &folder.path("key.pem")).expect("a certificate");
-    let running = serve_with(limits, Some(Acceptor::new(certificate).expect("an acceptor")));
-    let (address, config) = (running.address, tls::client_config(&trusted, rustls::ALL_VERSIONS));
-    (running, move || tls::shake_hands(address, &config).expect("a handshake"))
+    let certificate = Certificate::read(&folder.path("cert.pem"), &folder.path("key.pem"))
+        .expect("a certificate");
+    let running = serve_with(
+        limits,
+        Some(Acceptor::new(certificate).expect("an acceptor")),
+    );
+    let (address, config) = (
+        running.address,
+        tls::client_config(&trusted, rustls::ALL_VERSIONS),
+    );
+    (running, move || {
+        tls::shake_hands(address, &config).expect("a handshake")
+    })
 }
 
 #[test]
 fn an_idle_session_gives_way_to_a_request() {
-    let (running, connect) = serve_tls(Limits { buffered_bytes: 1_200_000, ..Limits::default() });
+    let (running, connect) = serve_tls(Limits {
+        buffered_bytes: 1_200_000,
+        ..Limits::default()
+    });
     let mut idle: Vec<tls::Secured> = (0..50).map(|_| connect()).collect();
     let mut client = connect();
     client.send(post(250_000, 250_000));
     assert_eq!(client.reply().status, 200);
-    assert_eq!((running.counted(Cause::BuffersFull), running.counted(Cause::Rejected)), (0, 0));
-    assert!((1..50).contains(&running.counted(Cause::IdleEvicted)), "{:?}", running.load.snapshot());
+    assert_eq!(
+        (
+            running.counted(Cause::BuffersFull),
+            running.counted(Cause::Rejected)
+        ),
+        (0, 0)
+    );
+    assert!(
+        (1..50).contains(&running.counted(Cause::IdleEvicted)),
+        "{:?}",
+        running.load.snapshot()
+    );
     assert!(idle[0].ends(), "the longest idle is the first to go");
     idle[49].send(get("/"));
     assert_eq!(idle[49].reply().status, 200);
 }
 
 /// Three TLS connections: one that has sent this much, one that is idle, and one whose refusal holds the loop.
-fn hold_the_loop(running: &Running, connect: impl Fn() -> tls::Secured, sent: &str) -> [tls::Secured; 3] {
+fn hold_the_loop(
+    running: &Running,
+    connect: impl Fn() -> tls::Secured,
+    sent: &str,
+) -> [tls::Secured; 3] {
     let mut growing = connect();
     growing.send(sent);
     let (idle, mut broken) = (connect(), connect());
     running.echo.hold_loop.store(true, Ordering::Release);
     broken.send("nonsense\n\n");
-    until("the loop is held", || running.echo.refusals.load(Ordering::Acquire) == 1);
+    until("the loop is held", || {
+        running.echo.refusals.load(Ordering::Acquire) == 1
+    });
     [growing, idle, broken]
 }
 
@@ -393,21 +522,40 @@ fn established_sessions_come_before_handshakes() {
     let [mut established, _idle, mut broken] = hold_the_loop(&running, connect, "");
     assert_eq!(running.load.snapshot().accepted, 53);
     for stranger in &strangers {
-        (&*stranger).write_all(&tls::client_hello()).expect("the system takes it");
+        (&*stranger)
+            .write_all(&tls::client_hello())
+            .expect("the system takes it");
     }
     established.send(get("/head"));
     running.echo.hold_head.store(true, Ordering::Release);
     running.echo.hold_loop.store(false, Ordering::Release);
-    until("it has its turn", || running.echo.is_head_held.load(Ordering::Acquire));
+    until("it has its turn", || {
+        running.echo.is_head_held.load(Ordering::Acquire)
+    });
     for stranger in &strangers {
-        stranger.set_nonblocking(true).expect("an option of the socket");
-        assert!(stranger.peek(&mut [0]).is_err(), "a handshake was answered first");
-        stranger.set_nonblocking(false).expect("an option of the socket");
+        stranger
+            .set_nonblocking(true)
+            .expect("an option of the socket");
+        assert!(
+            stranger.peek(&mut [0]).is_err(),
+            "a handshake was answered first"
+        );
+        stranger
+            .set_nonblocking(false)
+            .expect("an option of the socket");
     }
     running.echo.hold_head.store(false, Ordering::Release);
-    assert_eq!((established.reply().status, broken.reply().status), (404, 400));
+    assert_eq!(
+        (established.reply().status, broken.reply().status),
+        (404, 400)
+    );
     for stranger in &strangers {
-        assert_eq!(stranger.peek(&mut [0]).expect("the server's part of the handshake"), 1);
+        assert_eq!(
+            stranger
+                .peek(&mut [0])
+                .expect("the server's part of the handshake"),
+            1
+        );
     }
 }
 
@@ -415,17 +563,28 @@ fn established_sessions_come_before_handshakes() {
 #[test]
 fn the_handshakes_of_addresses_take_turns() {
     let (running, connect) = serve_tls(Limits::default());
-    let flood: Vec<TcpStream> = (0..100).map(|number| running.hold_from(3 + number % 2).stream).collect();
+    let flood: Vec<TcpStream> = (0..100)
+        .map(|number| running.hold_from(3 + number % 2).stream)
+        .collect();
     let other = running.hold_from(5).stream;
     let [.., mut broken] = hold_the_loop(&running, connect, "");
     for client in flood.iter().chain([&other]) {
-        (&*client).write_all(&tls::client_hello()).expect("the system takes it");
+        (&*client)
+            .write_all(&tls::client_hello())
+            .expect("the system takes it");
     }
     running.echo.hold_loop.store(false, Ordering::Release);
     assert_eq!(broken.reply().status, 400);
-    assert_eq!(other.peek(&mut [0]).expect("the server's part of the handshake"), 1);
+    assert_eq!(
+        other
+            .peek(&mut [0])
+            .expect("the server's part of the handshake"),
+        1
+    );
     let is_answered = |client: &&TcpStream| {
-        client.set_nonblocking(true).expect("an option of the socket");
+        client
+            .set_nonblocking(true)
+            .expect("an option of the socket");
         client.peek(&mut [0]).is_ok()
     };
     let before = flood.iter().filter(is_answered).count();
@@ -439,8 +598,12 @@ fn a_client_that_leaves_its_handshake_is_closed_at_once() {
     let strangers: Vec<TcpStream> = (0..20).map(|_| running.hold_from(3).stream).collect();
     let [_growing, _idle, mut broken] = hold_the_loop(&running, connect, "");
     for stranger in &strangers {
-        (&*stranger).write_all(&tls::client_hello()).expect("the system takes it");
-        stranger.shutdown(Shutdown::Write).expect("it can be shut down");
+        (&*stranger)
+            .write_all(&tls::client_hello())
+            .expect("the system takes it");
+        stranger
+            .shutdown(Shutdown::Write)
+            .expect("it can be shut down");
     }
     running.echo.hold_loop.store(false, Ordering::Release);
     assert_eq!(broken.reply().status, 400);
@@ -453,7 +616,10 @@ fn a_client_that_leaves_its_handshake_is_closed_at_once() {
 /// A stop reads what has arrived on every connection. What it reads on the first may evict the second.
 #[test]
 fn a_session_is_evicted_during_a_stop() {
-    let (mut running, connect) = serve_tls(Limits { buffered_bytes: 60_000, ..Limits::default() });
+    let (mut running, connect) = serve_tls(Limits {
+        buffered_bytes: 60_000,
+        ..Limits::default()
+    });
     let [mut growing, mut idle, mut broken] = hold_the_loop(&running, connect, "");
     // The stop comes first, so that the loop reads these bytes while it stops.
     running.stopper.write_all(b"x").expect("it can be stopped");
@@ -471,7 +637,12 @@ fn a_session_is_evicted_when_it_has_expired() {
     let refusal = 8 * 1024 * 1024;
     // Room for the refusal, what is encrypted of it, and one session.
     let buffered_bytes = refusal + 80_000;
-    let limits = Limits { buffered_bytes, idle_time: ENOUGH, request_time: ENOUGH, ..Limits::default() };
+    let limits = Limits {
+        buffered_bytes,
+        idle_time: ENOUGH,
+        request_time: ENOUGH,
+        ..Limits::default()
+    };
     let (running, connect) = serve_tls(limits);
     let [mut growing, mut idle, mut broken] = hold_the_loop(&running, connect, "GET / HT");
     let began = Instant::now();
@@ -485,10 +656,17 @@ fn a_session_is_evicted_when_it_has_expired() {
 
 #[test]
 fn the_longest_idle_connection_makes_room() {
-    let running = serve(Limits { max_connections: 4, ..Limits::default() });
+    let running = serve(Limits {
+        max_connections: 4,
+        ..Limits::default()
+    });
     let mut idle: Vec<Client> = [false, true, false, true]
         .map(|elsewhere| {
-            let mut client = if elsewhere { running.connect_elsewhere() } else { running.connect() };
+            let mut client = if elsewhere {
+                running.connect_elsewhere()
+            } else {
+                running.connect()
+            };
             client.send(get("/"));
             assert_eq!(client.reply().status, 200);
             client
@@ -498,7 +676,10 @@ fn the_longest_idle_connection_makes_room() {
     let mut new = running.connect_elsewhere();
     new.send(get("/"));
     assert_eq!(new.reply().status, 200);
-    assert!(idle[1].ends(), "the one that was idle longest, of its address");
+    assert!(
+        idle[1].ends(),
+        "the one that was idle longest, of its address"
+    );
     let mut third = Client::new(connect_from([127, 0, 0, 3], running.address));
     third.send(get("/"));
     assert_eq!(third.reply().status, 200);
@@ -508,31 +689,58 @@ fn the_longest_idle_connection_makes_room() {
         assert_eq!(idle[client].reply().status, 200);
     }
     let snapshot = running.load.snapshot();
-    assert_eq!((snapshot.connections, snapshot.accepted), (Level { now: 4, most: 4 }, 6));
-    assert_eq!((snapshot.of(Cause::IdleEvicted), snapshot.of(Cause::UnfinishedEvicted)), (2, 0));
+    assert_eq!(
+        (snapshot.connections, snapshot.accepted),
+        (Level { now: 4, most: 4 }, 6)
+    );
+    assert_eq!(
+        (
+            snapshot.of(Cause::IdleEvicted),
+            snapshot.of(Cause::UnfinishedEvicted)
+        ),
+        (2, 0)
+    );
 }
 
 /// Two addresses hold all connections in silence, and reopen what is closed. Once they evicted every upload and every idle
 /// connection of the others.
 #[test]
 fn the_largest_holder_gives_way_although_it_is_idle() {
-    let running = serve(Limits { max_connections: 8, ..Limits::default() });
+    let running = serve(Limits {
+        max_connections: 8,
+        ..Limits::default()
+    });
     let (mut upload, mut kept) = (running.connect_elsewhere(), running.connect_elsewhere());
     upload.send(post(2, 1));
     kept.send(get("/"));
     assert_eq!(kept.reply().status, 200);
-    let flood: Vec<Client> = (0..30).map(|number| running.hold_from(3 + number % 2)).collect();
-    assert_eq!(running.counted(Cause::IdleEvicted), 30 - 6, "they evict one another");
+    let flood: Vec<Client> = (0..30)
+        .map(|number| running.hold_from(3 + number % 2))
+        .collect();
+    assert_eq!(
+        running.counted(Cause::IdleEvicted),
+        30 - 6,
+        "they evict one another"
+    );
     upload.send("x");
     kept.send(get("/"));
     assert_eq!((upload.reply().status, kept.reply().status), (200, 200));
-    assert_eq!((running.counted(Cause::UnfinishedEvicted), running.counted(Cause::Rejected)), (0, 0));
+    assert_eq!(
+        (
+            running.counted(Cause::UnfinishedEvicted),
+            running.counted(Cause::Rejected)
+        ),
+        (0, 0)
+    );
     drop(flood);
 }
 
 #[test]
 fn an_address_loses_its_longest_idle_connection_first_and_then_its_oldest_request() {
-    let running = serve(Limits { max_connections: 6, ..Limits::default() });
+    let running = serve(Limits {
+        max_connections: 6,
+        ..Limits::default()
+    });
     let mut other = running.connect_elsewhere();
     // When a later request is answered, what came before is read.
     let mut unfinished = || {
@@ -551,28 +759,52 @@ fn an_address_loses_its_longest_idle_connection_first_and_then_its_oldest_reques
     }
     requests.push(unfinished());
     assert_eq!(requests[0].reply().status, 503);
-    assert_eq!((running.counted(Cause::IdleEvicted), running.counted(Cause::UnfinishedEvicted)), (2, 1));
+    assert_eq!(
+        (
+            running.counted(Cause::IdleEvicted),
+            running.counted(Cause::UnfinishedEvicted)
+        ),
+        (2, 1)
+    );
 }
 
 #[test]
 fn running_requests_count_as_held_and_are_not_evicted() {
-    let running = serve(Limits { max_connections: 6, ..Limits::default() });
+    let running = serve(Limits {
+        max_connections: 6,
+        ..Limits::default()
+    });
     let mut busy = [running.connect_from(3), running.connect_from(3)];
     for client in &mut busy {
         client.send(get("/hold"));
     }
-    until("both are under way", || running.echo.under_way.load(Ordering::Acquire) == 2);
-    let mut others = [running.hold_from(4), running.hold_from(4), running.hold_from(5)];
+    until("both are under way", || {
+        running.echo.under_way.load(Ordering::Acquire) == 2
+    });
+    let mut others = [
+        running.hold_from(4),
+        running.hold_from(4),
+        running.hold_from(5),
+    ];
     let mut third = running.hold_from(3);
     let _new = running.hold_from(6);
     assert!(third.ends(), "its address has three connections");
     let _newer = running.hold_from(7);
-    assert!(others[0].ends(), "nothing of the largest holder can be evicted, so the next one gives way");
+    assert!(
+        others[0].ends(),
+        "nothing of the largest holder can be evicted, so the next one gives way"
+    );
     running.echo.gate.store(true, Ordering::Release);
     for client in &mut busy {
         assert_eq!(client.reply().status, 200);
     }
-    assert_eq!((running.counted(Cause::IdleEvicted), running.counted(Cause::Rejected)), (2, 0));
+    assert_eq!(
+        (
+            running.counted(Cause::IdleEvicted),
+            running.counted(Cause::Rejected)
+        ),
+        (2, 0)
+    );
     for client in &mut others[1..] {
         client.send(get("/"));
         assert_eq!(client.reply().status, 200);
@@ -581,7 +813,10 @@ fn running_requests_count_as_held_and_are_not_evicted() {
 
 #[test]
 fn unfinished_requests_of_the_busiest_address_make_room() {
-    let running = serve(Limits { max_connections: 8, ..Limits::default() });
+    let running = serve(Limits {
+        max_connections: 8,
+        ..Limits::default()
+    });
     let mut honest = running.connect_elsewhere();
     honest.send("GET /");
     let mut kept = running.connect_elsewhere();
@@ -597,16 +832,28 @@ fn unfinished_requests_of_the_busiest_address_make_room() {
             client
         })
         .collect();
-    assert_eq!(running.counted(Cause::UnfinishedEvicted), 36, "they have half of the connections");
+    assert_eq!(
+        running.counted(Cause::UnfinishedEvicted),
+        36,
+        "they have half of the connections"
+    );
     for source in 3..20 {
         let mut other = Client::new(connect_from([127, 0, 0, source], running.address));
         other.send(get("/"));
         assert_eq!(other.reply().status, 200);
     }
     kept.send(get("/"));
-    assert_eq!(kept.reply().status, 200, "an idle connection of another address stays");
+    assert_eq!(
+        kept.reply().status,
+        200,
+        "an idle connection of another address stays"
+    );
     honest.send(" HTTP/1.1\r\nHost: h\r\n\r\n");
-    assert_eq!(honest.reply().status, 200, "so does half a request of another address");
+    assert_eq!(
+        honest.reply().status,
+        200,
+        "so does half a request of another address"
+    );
     let reply = flood[0].reply();
     assert_eq!(reply.status, 503, "a victim is answered if it can be");
     assert!(flood[0].ends());
@@ -615,7 +862,10 @@ fn unfinished_requests_of_the_busiest_address_make_room() {
 /// 20 large bodies that are never finished fill the memory. Another address's requests get through.
 #[test]
 fn unfinished_bodies_of_the_busiest_address_make_room() {
-    let running = serve(Limits { buffered_bytes: 2_000_000, ..Limits::default() });
+    let running = serve(Limits {
+        buffered_bytes: 2_000_000,
+        ..Limits::default()
+    });
     let mut flood: Vec<Client> = (0..20)
         .map(|_| {
             let mut client = running.connect();
@@ -635,17 +885,25 @@ fn unfinished_bodies_of_the_busiest_address_make_room() {
 
 #[test]
 fn without_a_victim_a_new_connection_is_turned_away_with_a_response() {
-    let running = serve(Limits { max_connections: 2, ..Limits::default() });
+    let running = serve(Limits {
+        max_connections: 2,
+        ..Limits::default()
+    });
     let mut busy = [running.connect(), running.connect_elsewhere()];
     for client in &mut busy {
         client.send(get("/hold"));
     }
-    until("both are under way", || running.echo.under_way.load(Ordering::Acquire) == 2);
+    until("both are under way", || {
+        running.echo.under_way.load(Ordering::Acquire) == 2
+    });
     for number in 1..=2 {
         let mut new = Client::new(connect_from([127, 0, 0, number], running.address));
         new.send(get("/"));
         let reply = new.reply();
-        assert_eq!((reply.status, reply.header("connection")), (503, Some("close")));
+        assert_eq!(
+            (reply.status, reply.header("connection")),
+            (503, Some("close"))
+        );
         assert!(new.ends());
         assert_eq!(running.counted(Cause::Rejected), u64::from(number));
     }
@@ -658,7 +916,11 @@ fn without_a_victim_a_new_connection_is_turned_away_with_a_response() {
 
 #[test]
 fn a_panic_costs_one_connection_and_no_thread() {
-    let running = serve(Limits { workers: 2, queue: 0, ..Limits::default() });
+    let running = serve(Limits {
+        workers: 2,
+        queue: 0,
+        ..Limits::default()
+    });
     for _ in 0..20 {
         let mut client = running.connect();
         client.send(get("/panic"));
@@ -670,7 +932,9 @@ fn a_panic_costs_one_connection_and_no_thread() {
     for client in &mut held {
         client.send(get("/hold"));
     }
-    until("both are under way", || running.echo.under_way.load(Ordering::Acquire) == before + 2);
+    until("both are under way", || {
+        running.echo.under_way.load(Ordering::Acquire) == before + 2
+    });
     assert_eq!(running.get("/"), 503, "and no more than two");
     running.echo.gate.store(true, Ordering::Release);
     for client in &mut held {
@@ -680,7 +944,11 @@ fn a_panic_costs_one_connection_and_no_thread() {
 
 #[test]
 fn many_clients_share_a_fixed_number_of_threads() {
-    let running = serve(Limits { workers: 2, queue: 1000, ..Limits::default() });
+    let running = serve(Limits {
+        workers: 2,
+        queue: 1000,
+        ..Limits::default()
+    });
     let mut clients: Vec<Client> = (0..200).map(|_| running.connect()).collect();
     for client in &mut clients {
         client.send(get("/"));
@@ -697,7 +965,11 @@ fn many_clients_share_a_fixed_number_of_threads() {
 
 #[test]
 fn what_is_sent_after_the_end_is_taken_up_to_a_bound() {
-    let running = serve(Limits { drain_bytes: 1_000_000, drain_time: SHORT, ..Limits::default() });
+    let running = serve(Limits {
+        drain_bytes: 1_000_000,
+        drain_time: SHORT,
+        ..Limits::default()
+    });
     // A client that goes on sending without end is cut off at the bound.
     let mut endless = running.connect();
     endless.send(post(usize::MAX, 0));
@@ -712,7 +984,9 @@ fn what_is_sent_after_the_end_is_taken_up_to_a_bound() {
     silent.send(post(usize::MAX, 0));
     assert_eq!(silent.reply().status, 413);
     assert!(silent.ends());
-    until("the connection is closed for good", || silent.stream.write_all(b"x").is_err());
+    until("the connection is closed for good", || {
+        silent.stream.write_all(b"x").is_err()
+    });
 }
 
 #[test]
@@ -738,7 +1012,11 @@ fn a_request_answered_from_its_head_costs_no_body() {
         client.send(wire);
         client.send(vec![b'x'; more]);
         let reply = client.reply();
-        assert_eq!((reply.status, reply.header("connection")), (404, Some("close")), "no 100 Continue");
+        assert_eq!(
+            (reply.status, reply.header("connection")),
+            (404, Some("close")),
+            "no 100 Continue"
+        );
         assert!(client.ends());
         assert!(running.load.snapshot().buffered_bytes.now < 10_000);
     }
@@ -747,15 +1025,20 @@ fn a_request_answered_from_its_head_costs_no_body() {
 #[test]
 fn pipelined_requests_that_are_refused_take_turns() {
     let running = serve(Limits::default());
-    let (mut flood, mut other, mut broken) = (running.connect(), running.connect(), running.connect());
+    let (mut flood, mut other, mut broken) =
+        (running.connect(), running.connect(), running.connect());
     until("all are accepted", || running.load.snapshot().accepted == 3);
     running.echo.hold_loop.store(true, Ordering::Release);
     broken.send("nonsense\n\n");
-    until("the loop is held", || running.echo.refusals.load(Ordering::Acquire) == 1);
+    until("the loop is held", || {
+        running.echo.refusals.load(Ordering::Acquire) == 1
+    });
     flood.send(get("/head").repeat(100));
     other.send(get("/heads"));
     running.echo.hold_loop.store(false, Ordering::Release);
-    let before: usize = String::from_utf8_lossy(&other.reply().body).parse().expect("a number");
+    let before: usize = String::from_utf8_lossy(&other.reply().body)
+        .parse()
+        .expect("a number");
     assert!(before <= 2, "{before} were answered before the other's");
     for _ in 0..100 {
         assert_eq!(flood.reply().status, 404);
@@ -770,13 +1053,21 @@ fn addresses_take_turns() {
     let (mut other, mut broken) = (running.hold_from(4), running.hold_from(5));
     running.echo.hold_loop.store(true, Ordering::Release);
     broken.send("nonsense\n\n");
-    until("the loop is held", || running.echo.refusals.load(Ordering::Acquire) == 1);
-    flood.iter_mut().for_each(|client| client.send(get("/head")));
+    until("the loop is held", || {
+        running.echo.refusals.load(Ordering::Acquire) == 1
+    });
+    flood
+        .iter_mut()
+        .for_each(|client| client.send(get("/head")));
     other.send(get("/heads"));
     running.echo.hold_loop.store(false, Ordering::Release);
-    let before: usize = String::from_utf8_lossy(&other.reply().body).parse().expect("a number");
+    let before: usize = String::from_utf8_lossy(&other.reply().body)
+        .parse()
+        .expect("a number");
     assert!(before <= 1, "{before} were answered before the other's");
-    flood.iter_mut().for_each(|client| assert_eq!(client.reply().status, 404));
+    flood
+        .iter_mut()
+        .for_each(|client| assert_eq!(client.reply().status, 404));
 }
 
 #[test]
@@ -785,12 +1076,18 @@ fn a_connection_holds_at_most_a_head_of_what_it_has_not_read() {
     let (mut client, mut broken) = (running.hold_from(3), running.hold_from(4));
     running.echo.hold_loop.store(true, Ordering::Release);
     broken.send("nonsense\n\n");
-    until("the loop is held", || running.echo.refusals.load(Ordering::Acquire) == 1);
+    until("the loop is held", || {
+        running.echo.refusals.load(Ordering::Acquire) == 1
+    });
     client.send(get("/hold") + &get("/").repeat(3_000));
     running.echo.hold_loop.store(false, Ordering::Release);
-    until("it is under way", || running.echo.under_way.load(Ordering::Acquire) == 1);
+    until("it is under way", || {
+        running.echo.under_way.load(Ordering::Acquire) == 1
+    });
     // What a request without a body holds, and a head.
-    until("it is counted", || running.load.snapshot().buffered_bytes.now > 0);
+    until("it is counted", || {
+        running.load.snapshot().buffered_bytes.now > 0
+    });
     let held = running.load.snapshot().buffered_bytes.now;
     assert!((MAX_HEAD..MAX_HEAD + 40_000).contains(&held), "{held}");
     running.echo.gate.store(true, Ordering::Release);
@@ -802,33 +1099,56 @@ fn a_connection_holds_at_most_a_head_of_what_it_has_not_read() {
 /// Clients that do not read their responses hold connections and memory until others need them.
 #[test]
 fn a_response_that_is_not_read_gives_way() {
-    let limits = Limits { max_connections: 4, buffered_bytes: 40 * 1024 * 1024, ..Limits::default() };
+    let limits = Limits {
+        max_connections: 4,
+        buffered_bytes: 40 * 1024 * 1024,
+        ..Limits::default()
+    };
     let running = serve(limits);
     let unread = |host: u8| {
         let mut client = running.connect_from(host);
         let before = running.load.snapshot().buffered_bytes.now;
         client.send(get("/large"));
         // The system's buffers take some of it.
-        until("it is not sent", || running.load.snapshot().buffered_bytes.now > before + 4 * 1024 * 1024);
+        until("it is not sent", || {
+            running.load.snapshot().buffered_bytes.now > before + 4 * 1024 * 1024
+        });
         client
     };
     let mut slow: Vec<Client> = [3, 3, 4].map(unread).into();
     let mut honest = running.connect_elsewhere();
     honest.send(post(200_000, 200_000));
     assert_eq!(honest.reply().status, 200);
-    assert_eq!(running.counted(Cause::UnfinishedEvicted), 0, "there was room");
+    assert_eq!(
+        running.counted(Cause::UnfinishedEvicted),
+        0,
+        "there was room"
+    );
     let mut new = running.connect_from(5);
     new.send(get("/"));
     assert_eq!(new.reply().status, 200);
     assert_eq!(running.counted(Cause::UnfinishedEvicted), 1);
-    assert!(slow[0].reply().body.len() < 8 * 1024 * 1024, "the oldest of the address that holds most");
-    assert_eq!(slow[1].reply().body.len(), 8 * 1024 * 1024, "the others get theirs when they read");
+    assert!(
+        slow[0].reply().body.len() < 8 * 1024 * 1024,
+        "the oldest of the address that holds most"
+    );
+    assert_eq!(
+        slow[1].reply().body.len(),
+        8 * 1024 * 1024,
+        "the others get theirs when they read"
+    );
     assert_eq!(slow[2].reply().body.len(), 8 * 1024 * 1024);
 
-    let running = serve(Limits { buffered_bytes: 20 * 1024 * 1024, ..Limits::default() });
+    let running = serve(Limits {
+        buffered_bytes: 20 * 1024 * 1024,
+        ..Limits::default()
+    });
     let mut slow: Vec<Client> = (0..3).map(|_| running.connect_from(3)).collect();
-    slow.iter_mut().for_each(|client| client.send(get("/large")));
-    until("one is evicted", || running.counted(Cause::UnfinishedEvicted) >= 1);
+    slow.iter_mut()
+        .for_each(|client| client.send(get("/large")));
+    until("one is evicted", || {
+        running.counted(Cause::UnfinishedEvicted) >= 1
+    });
     for _ in 0..10 {
         let mut honest = running.connect_elsewhere();
         honest.send(post(250_000, 250_000));
@@ -839,7 +1159,11 @@ fn a_response_that_is_not_read_gives_way() {
 
 #[test]
 fn clients_that_never_stop_sending_delay_no_other() {
-    let running = serve(Limits { drain_bytes: usize::MAX, drain_time: PATIENCE, ..Limits::default() });
+    let running = serve(Limits {
+        drain_bytes: usize::MAX,
+        drain_time: PATIENCE,
+        ..Limits::default()
+    });
     let sent = Arc::new(AtomicUsize::new(0));
     let flood: Vec<_> = (0..4)
         .map(|_| {
@@ -866,7 +1190,11 @@ fn clients_that_never_stop_sending_delay_no_other() {
 
 #[test]
 fn a_full_queue_sheds_at_once_and_every_place_is_used() {
-    let running = serve(Limits { workers: 1, queue: 2, ..Limits::default() });
+    let running = serve(Limits {
+        workers: 1,
+        queue: 2,
+        ..Limits::default()
+    });
     // A key that was accepted before may use every place.
     assert_eq!(running.get("/"), 200);
     let mut held: Vec<Client> = (0..3).map(|_| running.connect()).collect();
@@ -875,16 +1203,32 @@ fn a_full_queue_sheds_at_once_and_every_place_is_used() {
     }
     // Which of them came first is the system's choice; that three are taken is not.
     until("a fourth is shed", || running.get("/hold") == 503);
-    until("a worker has taken one", || running.load.snapshot().workers.now == 1);
+    until("a worker has taken one", || {
+        running.load.snapshot().workers.now == 1
+    });
     let snapshot = running.load.snapshot();
-    assert_eq!((snapshot.workers, snapshot.queue), (Level { now: 1, most: 1 }, Level { now: 2, most: 2 }));
-    assert_eq!((snapshot.of(Cause::QueueFull), snapshot.of(Cause::BuffersFull)), (1, 0));
+    assert_eq!(
+        (snapshot.workers, snapshot.queue),
+        (Level { now: 1, most: 1 }, Level { now: 2, most: 2 })
+    );
+    assert_eq!(
+        (
+            snapshot.of(Cause::QueueFull),
+            snapshot.of(Cause::BuffersFull)
+        ),
+        (1, 0)
+    );
     // A response to HEAD has no body, from the loop or from a worker.
     let mut head = running.connect();
     head.send(get("/").replace("GET", "HEAD"));
     let mut snapshot = String::new();
-    head.stream.read_to_string(&mut snapshot).expect("an answer and the end");
-    assert!(snapshot.starts_with("HTTP/1.1 503 ") && snapshot.ends_with("\r\n\r\n"), "{snapshot}");
+    head.stream
+        .read_to_string(&mut snapshot)
+        .expect("an answer and the end");
+    assert!(
+        snapshot.starts_with("HTTP/1.1 503 ") && snapshot.ends_with("\r\n\r\n"),
+        "{snapshot}"
+    );
     running.echo.gate.store(true, Ordering::Release);
     for client in &mut held {
         assert_eq!(client.reply().status, 200);

@@ -21,8 +21,11 @@ fn fill(store: &Store) {
     let keys = store.list_keys().expect("the keys");
     let start = now() - 60 * 86_400;
     let write = |n: i64| {
-        let (key, is_measured, is_grounded) = (&keys[n as usize % keys.len()], n % 10 < 3, n % 2 == 1);
-        let (created, tokens) = (start + n * (60 * 86_400 / ROWS), |tokens| is_measured.then_some(tokens));
+        let (key, is_measured, is_grounded) =
+            (&keys[n as usize % keys.len()], n % 10 < 3, n % 2 == 1);
+        let (created, tokens) = (start + n * (60 * 86_400 / ROWS), |tokens| {
+            is_measured.then_some(tokens)
+        });
         let (status, error_code) = match n % 10 {
             3 => (Some(502), Some("inference_error")),
             7 => (None, Some("abandoned")),
@@ -61,7 +64,10 @@ fn fill(store: &Store) {
 }
 
 fn now() -> i64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970").as_secs() as i64
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .expect("a time after 1970")
+        .as_secs() as i64
 }
 
 fn path(server: &Server) -> String {
@@ -72,7 +78,10 @@ fn path(server: &Server) -> String {
 fn moved(server: &Server, from: &str, to: &str) -> (Option<i32>, String) {
     let output = server.run(&["move", "--from", from, "--to", to]);
     let printed = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    assert!(!printed.contains("secret"), "the password is printed: {printed}");
+    assert!(
+        !printed.contains("secret"),
+        "the password is printed: {printed}"
+    );
     (output.status.code(), printed)
 }
 
@@ -95,16 +104,19 @@ fn reports(server: &Server) -> Vec<String> {
 /// The figures that the console shows. The session of one server is valid on the other.
 fn figures(browser: &mut Browser) -> Vec<String> {
     let mut figures = Vec::new();
-    for page in ["/usage?range=90d", "/usage?range=7d", "/usage?range=30d&outcome=failed"] {
+    for page in [
+        "/usage?range=90d",
+        "/usage?range=7d",
+        "/usage?range=30d&outcome=failed",
+    ] {
         let reply = browser.get(page);
         assert_eq!(reply.status, 200, "signed in");
-        figures.extend(
-            reply
-                .text()
-                .split("<strong>")
-                .skip(1)
-                .map(|rest| rest.split("</strong>").next().unwrap_or_default().to_owned()),
-        );
+        figures.extend(reply.text().split("<strong>").skip(1).map(|rest| {
+            rest.split("</strong>")
+                .next()
+                .unwrap_or_default()
+                .to_owned()
+        }));
     }
     figures
 }
@@ -114,28 +126,40 @@ fn a_hundred_thousand_rows_are_the_same_afterwards() {
     let server = Server::new(None).sqlite();
     (0..3).for_each(|_| drop(server.key()));
     assert!(set_password(&server, PASSWORD).status.success());
-    let store = Store::open(&Database::Sqlite(path(&server).into()), Access::Existing).expect("the database");
+    let store = Store::open(&Database::Sqlite(path(&server).into()), Access::Existing)
+        .expect("the database");
     fill(&store);
     drop(store);
     let before = reports(&server);
-    assert!(before[5].contains("\n100,000 requests, 20,000 errors"), "{}", before[5]);
+    assert!(
+        before[5].contains("\n100,000 requests, 20,000 errors"),
+        "{}",
+        before[5]
+    );
     let mut server = server.start();
     let mut browser = Browser::signed_in(&server);
     let (cookies, figures_before) = (browser.cookies.clone(), figures(&mut browser));
     let uri = PostgresServer::shared().database();
     let (code, printed) = moved(&server, &path(&server), &uri);
-    assert!(code == Some(1) && printed.contains("another adriaticum serve uses it"), "{printed}");
+    assert!(
+        code == Some(1) && printed.contains("another adriaticum serve uses it"),
+        "{printed}"
+    );
     server.signal(Signal::TERM);
     assert!(server.wait().success());
 
     // A kill in the middle leaves nothing, so that the move can be repeated.
-    let mut moving =
-        server.command(&["move", "--from", &path(&server), "--to", &uri]).spawn().expect("it should start");
+    let mut moving = server
+        .command(&["move", "--from", &path(&server), "--to", &uri])
+        .spawn()
+        .expect("it should start");
     let target = Server::new(None).set("ADRIATICUM_DATABASE", &uri);
     // Other tests move to other databases of the same server.
     let copying = "SELECT count(*) FROM pg_stat_activity
         WHERE datname = current_database() AND query LIKE 'INSERT INTO usage (%'";
-    until("rows are copied", || target.query(copying) == [[Integer(1)]]);
+    until("rows are copied", || {
+        target.query(copying) == [[Integer(1)]]
+    });
     let pid = Pid::from_raw(moving.id() as i32).expect("a pid");
     kill_process(pid, Signal::STOP).expect("it should be running");
     assert_eq!(tables(&uri), [[Integer(0)]], "half a copy is never visible");
@@ -147,15 +171,26 @@ fn a_hundred_thousand_rows_are_the_same_afterwards() {
     let (code, printed) = moved(&server, &path(&server), &uri);
     assert_eq!(code, Some(0), "{printed}");
     assert!(
-        printed.contains("3 keys and 100,000 rows moved from ") && printed.contains(" to postgresql://"),
+        printed.contains("3 keys and 100,000 rows moved from ")
+            && printed.contains(" to postgresql://"),
         "{printed}"
     );
-    let (code, printed) = moved(&server, &path(&server), &PostgresServer::shared().database());
-    assert!(code == Some(1) && printed.contains("everything in it was moved to "), "{printed}");
+    let (code, printed) = moved(
+        &server,
+        &path(&server),
+        &PostgresServer::shared().database(),
+    );
+    assert!(
+        code == Some(1) && printed.contains("everything in it was moved to "),
+        "{printed}"
+    );
     let other = Server::new(None).sqlite();
     other.key();
     let (code, printed) = moved(&other, &path(&other), &uri);
-    assert!(code == Some(1) && printed.contains("it has a ledger already"), "{printed}");
+    assert!(
+        code == Some(1) && printed.contains("it has a ledger already"),
+        "{printed}"
+    );
 
     let server = server.set("ADRIATICUM_DATABASE", &uri);
     assert_eq!(reports(&server), before);
@@ -183,9 +218,19 @@ fn the_keys_and_the_chain_work_afterwards() {
     assert_eq!(code, Some(0), "{printed}");
     let query = Server::new(None).set("ADRIATICUM_DATABASE", &uri);
     let chain = "SELECT name = '', epoch, anchor_seq FROM gateways";
-    assert_eq!(query.query(chain), [[Integer(1), Integer(0), Integer(0)]], "no gateway has this name");
-    let server = server.set("ADRIATICUM_DATABASE", format!("{user}@{rest}")).start();
-    assert!(server.stdout_of(&["usage"]).contains("\n1 request, 0 errors"));
+    assert_eq!(
+        query.query(chain),
+        [[Integer(1), Integer(0), Integer(0)]],
+        "no gateway has this name"
+    );
+    let server = server
+        .set("ADRIATICUM_DATABASE", format!("{user}@{rest}"))
+        .start();
+    assert!(
+        server
+            .stdout_of(&["usage"])
+            .contains("\n1 request, 0 errors")
+    );
     server.post(&key, &chat("x")).is_completion();
     let (_, head) = head.trim_end().rsplit_once(' ').expect("a head");
     let printed = server.stdout_of(&["usage", "verify", "--through", head]);
@@ -208,14 +253,22 @@ fn the_forgotten_old_service_is_refused() {
     let (code, printed) = moved(&server, &path(&server), &uri);
     assert_eq!(code, Some(0), "{printed}");
     let (_, place) = uri.split_once(":secret@").expect("a password");
-    let target = format!("postgresql://adriaticum@{}", place.split('?').next().expect("a part"));
+    let target = format!(
+        "postgresql://adriaticum@{}",
+        place.split('?').next().expect("a part")
+    );
     let undo = format!("sqlite3 {} 'DELETE FROM moved'", path(&server));
     let refused = |arguments: &[&str], code: i32| {
         let output = server.run(arguments);
-        let printed = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        let printed =
+            String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {printed}");
-        let names_both = printed.contains(&format!("was moved to {target}: ")) && printed.contains(&undo);
-        assert!(names_both && !printed.contains("secret"), "{arguments:?}: {printed}");
+        let names_both =
+            printed.contains(&format!("was moved to {target}: ")) && printed.contains(&undo);
+        assert!(
+            names_both && !printed.contains("secret"),
+            "{arguments:?}: {printed}"
+        );
     };
     // As a wrong setting, so that systemd does not restart it every second.
     refused(&["serve"], 2);
@@ -225,22 +278,49 @@ fn the_forgotten_old_service_is_refused() {
     refused(&["keys", "set", "test", "--expires", "1h"], 2);
     refused(&["keys", "revoke", "test"], 2);
     refused(&["console", "password"], 2);
-    refused(&["move", "--from", &path(&server), "--to", &PostgresServer::shared().database()], 1);
-    for reading in
-        [&["keys", "list"][..], &["usage"], &["usage", "verify"], &["audit"], &["backup", "copy.db"]]
-    {
+    refused(
+        &[
+            "move",
+            "--from",
+            &path(&server),
+            "--to",
+            &PostgresServer::shared().database(),
+        ],
+        1,
+    );
+    for reading in [
+        &["keys", "list"][..],
+        &["usage"],
+        &["usage", "verify"],
+        &["audit"],
+        &["backup", "copy.db"],
+    ] {
         server.stdout_of(reading);
     }
-    let copy =
-        Server::new(None).set("ADRIATICUM_DATABASE", server.folder.path("copy.db").display().to_string());
+    let copy = Server::new(None).set(
+        "ADRIATICUM_DATABASE",
+        server.folder.path("copy.db").display().to_string(),
+    );
     let output = copy.run(&["serve"]);
-    assert!(String::from_utf8_lossy(&output.stderr).contains(&target), "a backup has the mark");
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains(&target),
+        "a backup has the mark"
+    );
 
-    let at_target = Server::new(Some(&runtime)).set("ADRIATICUM_DATABASE", &uri).start();
-    assert_eq!(at_target.query("SELECT count(*) FROM moved"), [[Integer(0)]], "the mark is not copied");
+    let at_target = Server::new(Some(&runtime))
+        .set("ADRIATICUM_DATABASE", &uri)
+        .start();
+    assert_eq!(
+        at_target.query("SELECT count(*) FROM moved"),
+        [[Integer(0)]],
+        "the mark is not copied"
+    );
     at_target.post(&key, &chat("x")).is_completion();
 
-    let undone = Command::new("sh").args(["-c", &undo]).status().expect("a shell");
+    let undone = Command::new("sh")
+        .args(["-c", &undo])
+        .status()
+        .expect("a shell");
     assert!(undone.success(), "{undo}");
     server.start().post(&key, &chat("x")).is_completion();
 }
@@ -255,14 +335,21 @@ fn a_crash_before_the_mark_leaves_both_usable() {
         (WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n) SELECT n FROM n); END";
     source.execute_batch(hang).expect("a trigger");
     let uri = PostgresServer::shared().database();
-    let mut moving =
-        server.command(&["move", "--from", &path(&server), "--to", &uri]).spawn().expect("it should start");
+    let mut moving = server
+        .command(&["move", "--from", &path(&server), "--to", &uri])
+        .spawn()
+        .expect("it should start");
     until("the target is committed", || tables(&uri) != [[Integer(0)]]);
     moving.kill().expect("it should be running");
     moving.wait().expect("its end");
-    source.execute_batch("DROP TRIGGER hang").expect("no trigger");
+    source
+        .execute_batch("DROP TRIGGER hang")
+        .expect("no trigger");
     let target = Server::new(None).set("ADRIATICUM_DATABASE", &uri);
-    assert_eq!(server.stdout_of(&["keys", "list"]), target.stdout_of(&["keys", "list"]));
+    assert_eq!(
+        server.stdout_of(&["keys", "list"]),
+        target.stdout_of(&["keys", "list"])
+    );
     drop((server.start(), target.start()));
 }
 
@@ -271,14 +358,17 @@ fn a_source_that_can_not_be_marked_is_named() {
     let server = Server::new(None).sqlite();
     server.key();
     let source = rusqlite::Connection::open(path(&server)).expect("the database");
-    let fail = "CREATE TRIGGER fail BEFORE INSERT ON moved BEGIN SELECT RAISE(ABORT, 'no mark'); END";
+    let fail =
+        "CREATE TRIGGER fail BEFORE INSERT ON moved BEGIN SELECT RAISE(ABORT, 'no mark'); END";
     source.execute_batch(fail).expect("a trigger");
     let uri = PostgresServer::shared().database();
     let (code, printed) = moved(&server, &path(&server), &uri);
     assert_eq!(code, Some(1), "{printed}");
-    for part in
-        ["1 key and 0 rows moved", "could not be marked as moved: no mark.", "Do not start the service"]
-    {
+    for part in [
+        "1 key and 0 rows moved",
+        "could not be marked as moved: no mark.",
+        "Do not start the service",
+    ] {
         assert!(printed.contains(part), "{part}: {printed}");
     }
 }
@@ -288,25 +378,55 @@ fn a_source_that_can_not_be_marked_is_named() {
 fn revocations_are_repeated_after_a_dump_is_restored() {
     let runtime = Runtime::start();
     let uri = PostgresServer::shared().database();
-    let mut server = Server::new(Some(&runtime)).set("ADRIATICUM_DATABASE", &uri).start();
-    let key = |name: &str| server.stdout_of(&["keys", "create", name]).trim().to_owned();
+    let mut server = Server::new(Some(&runtime))
+        .set("ADRIATICUM_DATABASE", &uri)
+        .start();
+    let key = |name: &str| {
+        server
+            .stdout_of(&["keys", "create", name])
+            .trim()
+            .to_owned()
+    };
     let (leaked, good) = (key("leaked"), key("good"));
     // The commands find the program by its name.
     symlink(BINARY, server.folder.path("adriaticum")).expect("a link");
-    let programs = format!("{}:{}", server.folder.path("").display(), std::env::var("PATH").expect("a path"));
+    let programs = format!(
+        "{}:{}",
+        server.folder.path("").display(),
+        std::env::var("PATH").expect("a path")
+    );
     let shell = |server: &Server, command: &str| {
-        let output =
-            server.prefixed(&["bash", "-c", command], &[]).env("PATH", &programs).output().expect("bash");
-        assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+        let output = server
+            .prefixed(&["bash", "-c", command], &[])
+            .env("PATH", &programs)
+            .output()
+            .expect("bash");
+        assert!(
+            output.status.success(),
+            "{command}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
     };
     shell(&server, &format!("pg_dump -Fc -f dump '{uri}'"));
     server.stdout_of(&["keys", "revoke", "leaked"]);
-    server.post(&leaked, &chat("x")).is_error(401, "invalid_api_key");
+    server
+        .post(&leaked, &chat("x"))
+        .is_error(401, "invalid_api_key");
     let documented = include_str!("../../docs/cluster.md");
-    let documented = documented.split("revives the keys").nth(1).expect("the section");
-    let mut commands =
-        documented.split("```").nth(1).expect("the commands").lines().filter(|line| !line.is_empty());
-    let (save, repeat) = (commands.next().expect("a command"), commands.next().expect("a command"));
+    let documented = documented
+        .split("revives the keys")
+        .nth(1)
+        .expect("the section");
+    let mut commands = documented
+        .split("```")
+        .nth(1)
+        .expect("the commands")
+        .lines()
+        .filter(|line| !line.is_empty());
+    let (save, repeat) = (
+        commands.next().expect("a command"),
+        commands.next().expect("a command"),
+    );
     assert_eq!(commands.next(), None);
     shell(&server, save);
     server.signal(Signal::TERM);
@@ -315,7 +435,9 @@ fn revocations_are_repeated_after_a_dump_is_restored() {
     let server = server.start();
     server.post(&leaked, &chat("x")).is_completion();
     shell(&server, repeat);
-    server.post(&leaked, &chat("x")).is_error(401, "invalid_api_key");
+    server
+        .post(&leaked, &chat("x"))
+        .is_error(401, "invalid_api_key");
     server.post(&good, &chat("x")).is_completion();
 }
 
@@ -329,7 +451,12 @@ fn what_can_not_be_moved_is_refused() {
         (source.as_str(), "other.db", 2, "adriaticum backup"),
         (uri.as_str(), "other.db", 2, "pg_dump"),
         (uri.as_str(), uri.as_str(), 2, "pg_dump"),
-        (source.as_str(), "postgresql://a:secret@b:c/d", 2, "--to: expected ports"),
+        (
+            source.as_str(),
+            "postgresql://a:secret@b:c/d",
+            2,
+            "--to: expected ports",
+        ),
     ] {
         let (found, printed) = moved(&server, from, to);
         assert!(found == Some(code) && printed.contains(word), "{printed}");
@@ -341,6 +468,9 @@ fn what_can_not_be_moved_is_refused() {
     let other = Server::new(None).set("ADRIATICUM_DATABASE", &uri);
     other.query("CREATE TABLE mine (x BIGINT)");
     let (code, printed) = moved(&server, &source, &uri);
-    assert!(code == Some(1) && printed.contains("tables of another program"), "{printed}");
+    assert!(
+        code == Some(1) && printed.contains("tables of another program"),
+        "{printed}"
+    );
     assert_eq!(tables(&uri), [[Integer(1)]]);
 }

@@ -40,37 +40,109 @@ const CUT: &str = "2024-10-15";
 
 /// The arguments of the command, and the same bounds for SQL: since then, and before then.
 const RANGES: [(&str, &str, &str); 22] = [
-    ("--since 2024-12-01 --until 2024-12-01", "2024-12-01", "2024-12-02"),
-    ("--since 2024-11-01 --until 2024-11-30", "2024-11-01", "2024-12-01"),
+    (
+        "--since 2024-12-01 --until 2024-12-01",
+        "2024-12-01",
+        "2024-12-02",
+    ),
+    (
+        "--since 2024-11-01 --until 2024-11-30",
+        "2024-11-01",
+        "2024-12-01",
+    ),
     ("--month 2024-11", "2024-11-01", "2024-12-01"),
-    ("--since 2024-02-29 --until 2024-02-29", "2024-02-29", "2024-03-01"),
+    (
+        "--since 2024-02-29 --until 2024-02-29",
+        "2024-02-29",
+        "2024-03-01",
+    ),
     ("--month 2024-02", "2024-02-01", "2024-03-01"),
-    ("--since 2024-12-31 --until 2025-01-01", "2024-12-31", "2025-01-02"),
-    ("--since 2024-12-05T13:00Z --until 2024-12-05T14:00Z", "2024-12-05 13:00", "2024-12-05 14:00"),
-    ("--since 2024-03-05T13:00Z --until 2024-03-05T17:00Z", "2024-03-05 13:00", "2024-03-05 17:00"),
-    ("--since 2024-12-05T13:30Z --until 2024-12-05T14:15Z", "2024-12-05 13:30", "2024-12-05 14:15"),
-    ("--since 2024-12-05T14:30+01:00 --until 2024-12-05T09:15-05:00", "2024-12-05 13:30", "2024-12-05 14:15"),
+    (
+        "--since 2024-12-31 --until 2025-01-01",
+        "2024-12-31",
+        "2025-01-02",
+    ),
+    (
+        "--since 2024-12-05T13:00Z --until 2024-12-05T14:00Z",
+        "2024-12-05 13:00",
+        "2024-12-05 14:00",
+    ),
+    (
+        "--since 2024-03-05T13:00Z --until 2024-03-05T17:00Z",
+        "2024-03-05 13:00",
+        "2024-03-05 17:00",
+    ),
+    (
+        "--since 2024-12-05T13:30Z --until 2024-12-05T14:15Z",
+        "2024-12-05 13:30",
+        "2024-12-05 14:15",
+    ),
+    (
+        "--since 2024-12-05T14:30+01:00 --until 2024-12-05T09:15-05:00",
+        "2024-12-05 13:30",
+        "2024-12-05 14:15",
+    ),
     (
         "--since 2024-12-05T13:30:07Z --until 2024-12-05T13:30:08Z",
         "2024-12-05 13:30:07",
         "2024-12-05 13:30:08",
     ),
-    ("--since 2024-12-31T23:59:59Z --until 2025-01-01T00:00Z", "2024-12-31 23:59:59", "2025-01-01"),
-    ("--since 2024-10-31T23:00Z --until 2024-11-01T01:00Z", "2024-10-31 23:00", "2024-11-01 01:00"),
-    ("--since 2024-10-15 --until 2024-10-15", "2024-10-15", "2024-10-16"),
-    ("--since 2024-10-14 --until 2024-10-14", "2024-10-14", "2024-10-15"),
-    ("--since 2024-10-14T12:00Z --until 2024-10-15T12:30Z", "2024-10-14 12:00", "2024-10-15 12:30"),
-    ("--since 2024-10-14 --until 2024-10-15T00:00:01Z", "2024-10-14", "2024-10-15 00:00:01"),
-    ("--since 2023-11-01 --until 2023-12-31", "2023-11-01", "2024-01-01"),
+    (
+        "--since 2024-12-31T23:59:59Z --until 2025-01-01T00:00Z",
+        "2024-12-31 23:59:59",
+        "2025-01-01",
+    ),
+    (
+        "--since 2024-10-31T23:00Z --until 2024-11-01T01:00Z",
+        "2024-10-31 23:00",
+        "2024-11-01 01:00",
+    ),
+    (
+        "--since 2024-10-15 --until 2024-10-15",
+        "2024-10-15",
+        "2024-10-16",
+    ),
+    (
+        "--since 2024-10-14 --until 2024-10-14",
+        "2024-10-14",
+        "2024-10-15",
+    ),
+    (
+        "--since 2024-10-14T12:00Z --until 2024-10-15T12:30Z",
+        "2024-10-14 12:00",
+        "2024-10-15 12:30",
+    ),
+    (
+        "--since 2024-10-14 --until 2024-10-15T00:00:01Z",
+        "2024-10-14",
+        "2024-10-15 00:00:01",
+    ),
+    (
+        "--since 2023-11-01 --until 2023-12-31",
+        "2023-11-01",
+        "2024-01-01",
+    ),
     ("--until 2024-01-31", "2023-11-01", "2024-02-01"),
-    ("--since 2024-12-05T13:30Z", "2024-12-05 13:30", "2070-01-01"),
+    (
+        "--since 2024-12-05T13:30Z",
+        "2024-12-05 13:30",
+        "2070-01-01",
+    ),
     ("", "2023-11-01", "2070-01-01"),
-    ("--since 2020-01-01 --until 2022-12-31", "2020-01-01", "2023-01-01"),
+    (
+        "--since 2020-01-01 --until 2022-12-31",
+        "2020-01-01",
+        "2023-01-01",
+    ),
 ];
 
 /// Ranges that cut an hour without rows, and that hour.
 const REFUSED: [(&str, &str, &str); 3] = [
-    ("2024-03-05T13:30Z", "2024-03-05T14:15Z", "2024-03-05T13:00:00Z"),
+    (
+        "2024-03-05T13:30Z",
+        "2024-03-05T14:15Z",
+        "2024-03-05T13:00:00Z",
+    ),
     ("2024-10-14T23:59:59Z", "2024-10-15", "2024-10-14T23:00:00Z"),
     ("2024-10-01", "2024-10-14T23:30Z", "2024-10-14T23:00:00Z"),
 ];
@@ -86,21 +158,44 @@ fn old_ledger(runtime: &Runtime) -> (Server, Connection) {
     let copy = server.folder.path("before.db");
     server.query(&format!("VACUUM INTO '{}'", copy.display()));
     let kept = Connection::open(copy).expect("the copy should open");
-    let number = |sql: &str| kept.query_row(sql, [], |row| row.get::<_, i64>(0)).expect("a number");
-    let days = number(&format!("SELECT (unixepoch('now') - unixepoch('{CUT}')) / 86400"));
-    let left = number(&format!("SELECT count(*) FROM usage WHERE created >= unixepoch('{CUT}')"));
+    let number = |sql: &str| {
+        kept.query_row(sql, [], |row| row.get::<_, i64>(0))
+            .expect("a number")
+    };
+    let days = number(&format!(
+        "SELECT (unixepoch('now') - unixepoch('{CUT}')) / 86400"
+    ));
+    let left = number(&format!(
+        "SELECT count(*) FROM usage WHERE created >= unixepoch('{CUT}')"
+    ));
     let server = server.set("ADRIATICUM_USAGE_RETENTION_DAYS", days).start();
     let rows = || server.query("SELECT count(*) FROM usage");
-    until("retention has removed the rows", || rows() == [[rusqlite::types::Value::Integer(left)]]);
+    until("retention has removed the rows", || {
+        rows() == [[rusqlite::types::Value::Integer(left)]]
+    });
     (server, kept)
 }
 
 /// The sum of a column, found by its name, of a CSV file without commas in its cells.
 fn column(csv: &str, name: &str) -> i64 {
-    let mut lines = csv.trim_start_matches('\u{feff}').lines().map(|line| line.split(','));
+    let mut lines = csv
+        .trim_start_matches('\u{feff}')
+        .lines()
+        .map(|line| line.split(','));
     let is_named = |cell: &str| cell.trim_matches('"') == name;
-    let place = lines.next().and_then(|mut heading| heading.position(is_named)).expect("the column");
-    lines.map(|mut line| line.nth(place).unwrap_or_default().trim_matches('"').parse().unwrap_or(0)).sum()
+    let place = lines
+        .next()
+        .and_then(|mut heading| heading.position(is_named))
+        .expect("the column");
+    lines
+        .map(|mut line| {
+            line.nth(place)
+                .unwrap_or_default()
+                .trim_matches('"')
+                .parse()
+                .unwrap_or(0)
+        })
+        .sum()
 }
 
 /// Requests and total tokens, as a CSV file has them by day or by request.
@@ -109,7 +204,10 @@ fn of_totals(csv: &str) -> [i64; 2] {
 }
 
 fn of_rows(csv: &str) -> [i64; 2] {
-    [csv.matches("chatcmpl_").count() as i64, column(csv, "total_tokens")]
+    [
+        csv.matches("chatcmpl_").count() as i64,
+        column(csv, "total_tokens"),
+    ]
 }
 
 #[test]
@@ -123,9 +221,14 @@ fn a_range_has_the_same_figures_everywhere() {
             "SELECT count(*), coalesce(sum(total_tokens), 0), unixepoch('{from}'), unixepoch('{to}'), '{from}' >= '{CUT}'
              FROM usage WHERE created >= unixepoch('{from}') AND created < unixepoch('{to}')"
         );
-        let read = |row: &rusqlite::Row| (0..5).map(|i| row.get(i)).collect::<rusqlite::Result<Vec<i64>>>();
+        let read = |row: &rusqlite::Row| {
+            (0..5)
+                .map(|i| row.get(i))
+                .collect::<rusqlite::Result<Vec<i64>>>()
+        };
         let counted = kept.query_row(&count, [], read).expect("the rows");
-        let (counted, since, until, has_rows) = (&counted[..2], counted[2], counted[3], counted[4] == 1);
+        let (counted, since, until, has_rows) =
+            (&counted[..2], counted[2], counted[3], counted[4] == 1);
         let words: Vec<&str> = arguments.split_whitespace().collect();
         let run = |command: &[&str]| server.stdout_of(&[command, &words].concat());
         let json: Value = serde_json::from_str(&run(&["usage", "--json"])).expect("JSON");
@@ -143,18 +246,30 @@ fn a_range_has_the_same_figures_everywhere() {
         };
         let page = browser.get(&format!("/usage?{query}")).text();
         let mut figures = vec![
-            ("usage --json", ["requests", "total_tokens"].map(|name| json[name].as_i64().expect("a number"))),
+            (
+                "usage --json",
+                ["requests", "total_tokens"].map(|name| json[name].as_i64().expect("a number")),
+            ),
             ("usage --csv", of_totals(&run(&["usage", "--csv"]))),
-            ("--by key,day", of_totals(&run(&["usage", "--by", "key,day", "--csv"]))),
+            (
+                "--by key,day",
+                of_totals(&run(&["usage", "--by", "key,day", "--csv"])),
+            ),
             ("the page's cards", of_cards(&page)),
             ("charts", of_charts(&page)),
             ("by key", of_keys(&page)),
-            ("totals.csv", of_totals(&browser.get(&format!("/usage/totals.csv?{query}")).text())),
+            (
+                "totals.csv",
+                of_totals(&browser.get(&format!("/usage/totals.csv?{query}")).text()),
+            ),
         ];
         if has_rows {
             let listed = run(&["usage", "list", "--limit", "100000", "--csv"]);
             let exported = browser.get(&format!("/requests/export.csv?{query}")).text();
-            figures.extend([("usage list", of_rows(&listed)), ("export.csv", of_rows(&exported))]);
+            figures.extend([
+                ("usage list", of_rows(&listed)),
+                ("export.csv", of_rows(&exported)),
+            ]);
         }
         let _ = write!(table, "{arguments:<66} counted {counted:?}");
         for (name, found) in figures {
@@ -179,17 +294,31 @@ fn a_range_has_the_same_figures_everywhere() {
             page.text()
         );
         // The page extends the range and says so. The command has the same figures for what the fields are now.
-        let page = browser.get(&format!("/usage?from={since}&to={until}")).text();
+        let page = browser
+            .get(&format!("/usage?from={since}&to={until}"))
+            .text();
         assert!(page.contains("From and To are full hours now"), "{page}");
         let field = |name: &str| {
-            let field = page.split(&format!("name=\"{name}\" value=\"")).nth(1).expect("a field");
+            let field = page
+                .split(&format!("name=\"{name}\" value=\""))
+                .nth(1)
+                .expect("a field");
             field.split('"').next().expect("its value").to_owned()
         };
         let (from, to) = (field("from"), field("to"));
         assert!(from.ends_with(":00") && to.ends_with(":00"), "{from} {to}");
-        let sums = of_totals(&server.stdout_of(&["usage", "--since", &from, "--until", &to, "--csv"]));
-        assert_eq!([of_cards(&page), of_charts(&page), of_keys(&page)], [sums; 3], "{from} {to}");
-        let csv = of_totals(&browser.get(&format!("/usage/totals.csv?from={from}&to={to}")).text());
+        let sums =
+            of_totals(&server.stdout_of(&["usage", "--since", &from, "--until", &to, "--csv"]));
+        assert_eq!(
+            [of_cards(&page), of_charts(&page), of_keys(&page)],
+            [sums; 3],
+            "{from} {to}"
+        );
+        let csv = of_totals(
+            &browser
+                .get(&format!("/usage/totals.csv?from={from}&to={to}"))
+                .text(),
+        );
         assert_eq!(csv, sums);
         println!("{since} to {until}: the page and the command from {from} to {to}: {sums:?}");
     }
@@ -197,8 +326,14 @@ fn a_range_has_the_same_figures_everywhere() {
 
 /// The texts of a page's elements after a place, up to an end.
 fn texts<'a>(page: &'a str, place: &str, end: &str) -> Vec<&'a str> {
-    let part = page.split_once(place).and_then(|(_, rest)| rest.split(end).next()).unwrap_or_default();
-    part.split('<').filter_map(|part| Some(part.split_once('>')?.1)).filter(|text| !text.is_empty()).collect()
+    let part = page
+        .split_once(place)
+        .and_then(|(_, rest)| rest.split(end).next())
+        .unwrap_or_default();
+    part.split('<')
+        .filter_map(|part| Some(part.split_once('>')?.1))
+        .filter(|text| !text.is_empty())
+        .collect()
 }
 
 fn number(text: &str) -> i64 {
@@ -207,7 +342,8 @@ fn number(text: &str) -> i64 {
 
 /// Requests and total tokens, as the usage page has them in its cards, its charts, and its table by key.
 fn of_cards(page: &str) -> [i64; 2] {
-    ["<dt>Requests</dt>", "<dt>Total tokens</dt>"].map(|title| number(texts(page, title, "</strong>")[0]))
+    ["<dt>Requests</dt>", "<dt>Total tokens</dt>"]
+        .map(|title| number(texts(page, title, "</strong>")[0]))
 }
 
 fn of_charts(page: &str) -> [i64; 2] {
@@ -217,7 +353,13 @@ fn of_charts(page: &str) -> [i64; 2] {
         .and_then(|table| table.split("<tbody>").nth(1))
         .unwrap_or_default();
     let mut sums = [0; 2];
-    for row in body.split("</table>").next().unwrap_or_default().split("<tr>").skip(1) {
+    for row in body
+        .split("</table>")
+        .next()
+        .unwrap_or_default()
+        .split("<tr>")
+        .skip(1)
+    {
         // The time, three outcomes, and keys.
         for (place, text) in texts(row, "", "</tr>").into_iter().skip(1).enumerate() {
             sums[usize::from(place >= 3)] += number(text);
@@ -227,9 +369,19 @@ fn of_charts(page: &str) -> [i64; 2] {
 }
 
 fn of_keys(page: &str) -> [i64; 2] {
-    let body = page.split("class=\"by-key numbers\"").nth(1).and_then(|table| table.split("<tbody>").nth(1));
+    let body = page
+        .split("class=\"by-key numbers\"")
+        .nth(1)
+        .and_then(|table| table.split("<tbody>").nth(1));
     let mut sums = [0; 2];
-    for row in body.unwrap_or_default().split("</table>").next().unwrap_or_default().split("<tr>").skip(1) {
+    for row in body
+        .unwrap_or_default()
+        .split("</table>")
+        .next()
+        .unwrap_or_default()
+        .split("<tr>")
+        .skip(1)
+    {
         let cells = texts(row, "", "</tr>");
         sums[0] += number(cells[1]);
         sums[1] += number(cells[5]);
@@ -239,7 +391,11 @@ fn of_keys(page: &str) -> [i64; 2] {
 
 fn with_time(bound: &str) -> String {
     let bound = bound.replace(' ', "T");
-    if bound.contains('T') { bound } else { bound + "T00:00" }
+    if bound.contains('T') {
+        bound
+    } else {
+        bound + "T00:00"
+    }
 }
 
 #[test]
@@ -247,30 +403,61 @@ fn a_list_has_the_newest_requests_and_says_what_it_leaves_out() {
     let runtime = Runtime::start();
     let (server, _) = old_ledger(&runtime);
     let list = |arguments: &str| {
-        let words: Vec<&str> = ["usage", "list"].into_iter().chain(arguments.split_whitespace()).collect();
+        let words: Vec<&str> = ["usage", "list"]
+            .into_iter()
+            .chain(arguments.split_whitespace())
+            .collect();
         let output = server.run(&words);
         assert!(output.status.success(), "{arguments}");
         [output.stdout, output.stderr].map(|text| String::from_utf8(text).expect("text"))
     };
     let [text, message] = list("");
-    assert_eq!(text.lines().count(), 102, "the period, the heading and a hundred requests");
-    assert!(message.contains("There are more than these 100 requests"), "{message}");
+    assert_eq!(
+        text.lines().count(),
+        102,
+        "the period, the heading and a hundred requests"
+    );
+    assert!(
+        message.contains("There are more than these 100 requests"),
+        "{message}"
+    );
     let [text, message] = list("--since 2024-12-31T23:59:59Z --until 2025-01-01T00:00:01Z");
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines[0], "2024-12-31T23:59:59Z to 2025-01-01T00:00:01Z");
-    assert!(lines[2].starts_with("2025-01-01T00:00:00Z  chatcmpl_"), "the newest first: {text}");
-    assert!(lines[3].starts_with("2024-12-31T23:59:59Z  chatcmpl_") && lines.len() == 4, "{text}");
+    assert!(
+        lines[2].starts_with("2025-01-01T00:00:00Z  chatcmpl_"),
+        "the newest first: {text}"
+    );
+    assert!(
+        lines[3].starts_with("2024-12-31T23:59:59Z  chatcmpl_") && lines.len() == 4,
+        "{text}"
+    );
     assert_eq!(message, "");
     let [json, message] = list("--month 2024-12 --key even --limit 3 --json");
     let rows: Vec<Value> = serde_json::from_str(&json).expect("JSON");
-    assert!(rows.len() == 3 && rows.iter().all(|row| row["key_name"] == "even"), "{json}");
-    assert!(rows.is_sorted_by_key(|row| std::cmp::Reverse(row["request_id"].to_string())), "{json}");
+    assert!(
+        rows.len() == 3 && rows.iter().all(|row| row["key_name"] == "even"),
+        "{json}"
+    );
+    assert!(
+        rows.is_sorted_by_key(|row| std::cmp::Reverse(row["request_id"].to_string())),
+        "{json}"
+    );
     assert!(!message.is_empty());
     let [csv, message] = list("--since 2024-10-14 --until 2024-10-15 --csv");
-    assert!(csv.starts_with("\"request_id\",") && csv.contains("\"created_utc\""), "{csv}");
-    assert!(message.contains("other requests of this range have no row any more"), "{message}");
+    assert!(
+        csv.starts_with("\"request_id\",") && csv.contains("\"created_utc\""),
+        "{csv}"
+    );
+    assert!(
+        message.contains("other requests of this range have no row any more"),
+        "{message}"
+    );
     let [_, message] = list("--since 2024-10-14T12:34Z --until 2024-10-15");
-    assert!(message.starts_with("Some requests of this range have no row"), "{message}");
+    assert!(
+        message.starts_with("Some requests of this range have no row"),
+        "{message}"
+    );
 }
 
 /// The console and the command meant different days by it.
@@ -278,22 +465,38 @@ fn a_list_has_the_newest_requests_and_says_what_it_leaves_out() {
 fn a_key_works_on_the_whole_day_on_which_it_expires() {
     let server = with_console(None);
     let today = server.query("SELECT CAST(CURRENT_DATE AS TEXT)");
-    let [[rusqlite::types::Value::Text(today)]] = &today.iter().map(|row| &row[..]).collect::<Vec<_>>()[..]
+    let [[rusqlite::types::Value::Text(today)]] =
+        &today.iter().map(|row| &row[..]).collect::<Vec<_>>()[..]
     else {
         panic!("a date: {today:?}")
     };
     server.stdout_of(&["keys", "create", "command", "--expires", today]);
     let mut browser = Browser::signed_in(&server);
     let page = browser.get("/keys/new").text();
-    let once = &page.split("name=\"once\" value=\"").nth(1).expect("a field")[..32];
+    let once = &page
+        .split("name=\"once\" value=\"")
+        .nth(1)
+        .expect("a field")[..32];
     let date = [("expires", "date"), ("date", today)];
-    let terms = [&[("name", "form"), ("permission", "completions"), ("once", once)][..], &date].concat();
+    let terms = [
+        &[
+            ("name", "form"),
+            ("permission", "completions"),
+            ("once", once),
+        ][..],
+        &date,
+    ]
+    .concat();
     assert_eq!(browser.post("/keys", &terms).status, 200);
     let keys: Vec<Value> =
         serde_json::from_str(&server.stdout_of(&["keys", "list", "--json"])).expect("JSON");
     assert_eq!(keys.len(), 2);
     for key in keys {
         let (created, expires) = (key["created"].as_i64(), key["expires"].as_i64());
-        assert_eq!(created.map(|created| (created / 86_400 + 1) * 86_400), expires, "{key}");
+        assert_eq!(
+            created.map(|created| (created / 86_400 + 1) * 86_400),
+            expires,
+            "{key}"
+        );
     }
 }

@@ -18,9 +18,13 @@ fn fails_after(damage: impl FnOnce(&Server)) -> (Server, String) {
     assert_eq!(get(&server, "/readyz").0, 200);
     damage(&server);
     // A connection that reads may have a page in its cache, until something is written.
-    until("every request fails", || server.post(&key, &chat("x")).status == 503);
+    until("every request fails", || {
+        server.post(&key, &chat("x")).status == 503
+    });
     until("it is not ready", || get(&server, "/readyz").0 == 503);
-    until("the log says why", || server.log().contains("the ledger can't be written: "));
+    until("the log says why", || {
+        server.log().contains("the ledger can't be written: ")
+    });
     (server, key)
 }
 
@@ -31,7 +35,9 @@ fn damaged_pages() {
         server.query("PRAGMA wal_checkpoint(TRUNCATE)");
         let mut bytes = fs::read(&path).expect("the file");
         for row in server.query("SELECT rootpage FROM sqlite_schema WHERE tbl_name = 'keys'") {
-            let Integer(page) = row[0] else { panic!("no page: {row:?}") };
+            let Integer(page) = row[0] else {
+                panic!("no page: {row:?}")
+            };
             bytes[(page as usize - 1) * 4096..][..4096].fill(0xa5);
         }
         fs::write(&path, bytes).expect("the same file");
@@ -41,7 +47,9 @@ fn damaged_pages() {
 #[test]
 fn a_truncated_wal() {
     fails_after(|server| {
-        let wal = File::options().write(true).open(server.folder.path("adriaticum.db-wal"));
+        let wal = File::options()
+            .write(true)
+            .open(server.folder.path("adriaticum.db-wal"));
         wal.and_then(|wal| wal.set_len(0)).expect("the WAL");
     });
 }
@@ -52,7 +60,10 @@ fn a_gateway_without_its_row() {
         server.query("DELETE FROM gateways");
     });
     let log = server.log();
-    assert!(log.contains("the row of this gateway is missing in the table gateways"), "{log}");
+    assert!(
+        log.contains("the row of this gateway is missing in the table gateways"),
+        "{log}"
+    );
 }
 
 #[test]
@@ -70,9 +81,15 @@ fn a_table_that_is_gone() {
 #[test]
 fn an_insert_that_fails() {
     let (server, _) = fails_after(|server| {
-        server.query("CREATE TRIGGER no BEFORE INSERT ON usage BEGIN SELECT RAISE(ABORT, 'on purpose'); END");
+        server.query(
+            "CREATE TRIGGER no BEFORE INSERT ON usage BEGIN SELECT RAISE(ABORT, 'on purpose'); END",
+        );
     });
-    assert!(server.log().contains("can't be written: on purpose"), "{}", server.log());
+    assert!(
+        server.log().contains("can't be written: on purpose"),
+        "{}",
+        server.log()
+    );
     server.query("DROP TRIGGER no");
     until("it is ready again", || get(&server, "/readyz").0 == 200);
 }
@@ -83,12 +100,20 @@ fn every_page_of_the_console_has_the_dot_until_a_row_is_written() {
     let server = Server::new(Some(&runtime)).sqlite().start();
     assert!(set_password(&server, PASSWORD).status.success());
     let (key, mut browser) = (server.key(), Browser::signed_in(&server));
-    server.query("CREATE TRIGGER no BEFORE INSERT ON usage BEGIN SELECT RAISE(ABORT, 'on purpose'); END");
-    until("every page says so, without a check", || browser.get("/keys").text().contains("(failing)"));
-    until("the checks are through", || browser.get("/status").text().contains("Checked at"));
+    server.query(
+        "CREATE TRIGGER no BEFORE INSERT ON usage BEGIN SELECT RAISE(ABORT, 'on purpose'); END",
+    );
+    until("every page says so, without a check", || {
+        browser.get("/keys").text().contains("(failing)")
+    });
+    until("the checks are through", || {
+        browser.get("/status").text().contains("Checked at")
+    });
     has_verdict(&mut browser, Some("failing"));
     server.query("DROP TRIGGER no");
-    until("a row is written", || server.post(&key, &chat("x")).status == 200);
+    until("a row is written", || {
+        server.post(&key, &chat("x")).status == 200
+    });
     has_verdict(&mut browser, None);
     let text = browser.get("/status").text();
     assert!(!text.contains("on purpose"), "the check is older: {text}");
@@ -105,11 +130,16 @@ fn an_insert_that_fails_on_postgres() {
             "ALTER TABLE usage ADD CONSTRAINT no CHECK (false) NOT VALID",
             "ALTER TABLE usage DROP CONSTRAINT no",
         ),
-        ("ALTER TABLE keys RENAME TO gone", "ALTER TABLE gone RENAME TO keys"),
+        (
+            "ALTER TABLE keys RENAME TO gone",
+            "ALTER TABLE gone RENAME TO keys",
+        ),
     ] {
         until("it is ready", || get(&server, "/readyz").0 == 200);
         server.query(fault);
-        server.post(&key, &chat("x")).is_error(503, "service_unavailable");
+        server
+            .post(&key, &chat("x"))
+            .is_error(503, "service_unavailable");
         until("it is not ready", || get(&server, "/readyz").0 == 503);
         server.query(repair);
     }

@@ -19,15 +19,27 @@ const SET_PASSWORD: &str = "echo a-good-password | exec \"$@\"";
 
 /// The secret of a new key, and its id.
 fn key(server: &Server, name: &str) -> (String, String) {
-    let secret = server.stdout_of(&["keys", "create", name]).trim().to_owned();
-    let Text(id) = server.query("SELECT id FROM keys ORDER BY rowid DESC LIMIT 1").remove(0).remove(0) else {
+    let secret = server
+        .stdout_of(&["keys", "create", name])
+        .trim()
+        .to_owned();
+    let Text(id) = server
+        .query("SELECT id FROM keys ORDER BY rowid DESC LIMIT 1")
+        .remove(0)
+        .remove(0)
+    else {
         panic!("an id")
     };
     (secret, id)
 }
 
 fn set_password(server: &Server) {
-    let set = server.prefixed(&["bash", "-c", SET_PASSWORD, "bash"], &["console", "password"]).output();
+    let set = server
+        .prefixed(
+            &["bash", "-c", SET_PASSWORD, "bash"],
+            &["console", "password"],
+        )
+        .output();
     assert!(set.expect("bash should run").status.success());
 }
 
@@ -42,12 +54,20 @@ fn refused(server: &Server, file: &str, word: &str) {
     assert_eq!(output.status.code(), Some(1), "{message}");
     assert!(message.contains(word), "{word:?} expected in {message:?}");
     assert!(output.stdout.is_empty());
-    assert!(!exists(&server.folder.path("adriaticum.db.restoring")), "the copy is left");
+    assert!(
+        !exists(&server.folder.path("adriaticum.db.restoring")),
+        "the copy is left"
+    );
 }
 
 /// The path after the last "adriaticum restore".
 fn way_back(message: &str) -> String {
-    message.trim_end().rsplit_once("adriaticum restore ").expect("a command").1.to_owned()
+    message
+        .trim_end()
+        .rsplit_once("adriaticum restore ")
+        .expect("a command")
+        .1
+        .to_owned()
 }
 
 fn has_no_logs(database: &Path) -> bool {
@@ -60,9 +80,11 @@ fn has_no_logs(database: &Path) -> bool {
 fn a_drill_with_keys_created_renamed_and_revoked_since_the_backup() {
     let runtime = Runtime::start();
     let mut server = Server::new(Some(&runtime)).sqlite().start();
-    let keys = ["stays", "revoked", "renamed", "narrowed", "limited"].map(|name| key(&server, name));
+    let keys =
+        ["stays", "revoked", "renamed", "narrowed", "limited"].map(|name| key(&server, name));
     let [stays, revoked, renamed, narrowed, limited] = &keys;
-    keys.iter().for_each(|(secret, _)| _ = server.post(secret, &chat("x")).is_completion());
+    keys.iter()
+        .for_each(|(secret, _)| _ = server.post(secret, &chat("x")).is_completion());
     server.query("INSERT INTO console_tokens VALUES (x'01', 'session', 9999999999) RETURNING 1");
     server.stdout_of(&["backup", "copy.db"]);
     let backup = fs::read(server.folder.path("copy.db")).expect("the backup");
@@ -97,47 +119,89 @@ fn a_drill_with_keys_created_renamed_and_revoked_since_the_backup() {
         "The former database: 6 rows, the newest of ",
         &format!("these stop working:\n  {} (created)\n", created.1),
         &format!("these stay revoked:\n  {} (revoked)\n", revoked.1),
-        &format!("  {} (another): name: \"another\" → \"renamed\"\n", renamed.1),
-        &format!("  {} (narrowed): permissions: metrics → completions, expires: 2", narrowed.1),
+        &format!(
+            "  {} (another): name: \"another\" → \"renamed\"\n",
+            renamed.1
+        ),
+        &format!(
+            "  {} (narrowed): permissions: metrics → completions, expires: 2",
+            narrowed.1
+        ),
         "Z → never, concurrent: 2 → none; this allows more than before the restore\n",
-        &format!("  {} (limited): budget: 1000/month → none; this allows more", limited.1),
+        &format!(
+            "  {} (limited): budget: 1000/month → none; this allows more",
+            limited.1
+        ),
         "The console keeps its present password. All console sessions have ended.\n",
     ] {
         assert!(message.contains(part), "{part:?} expected in {message}");
     }
     assert!(!message.contains(&stays.1), "{message}");
-    assert_eq!(fs::read(server.folder.path("copy.db")).expect("the backup"), backup, "it is only read");
+    assert_eq!(
+        fs::read(server.folder.path("copy.db")).expect("the backup"),
+        backup,
+        "it is only read"
+    );
     assert!(has_no_logs(&server.folder.path("adriaticum.db")));
     assert_eq!(server.query("SELECT hash FROM console_password"), password);
     assert!(server.query("SELECT 1 FROM console_tokens").is_empty());
-    assert_eq!(server.query("SELECT revoked FROM keys WHERE revoked IS NOT NULL"), since, "since when");
+    assert_eq!(
+        server.query("SELECT revoked FROM keys WHERE revoked IS NOT NULL"),
+        since,
+        "since when"
+    );
     let audit = server.stdout_of(&["audit"]);
     // Rows of one millisecond have no order, so it need not be the last.
-    let restored: Vec<&str> = audit.lines().filter(|line| line.contains("database restored")).collect();
-    assert!(matches!(restored[..], [line] if line.contains("a backup with 5 rows")), "{audit}");
-    assert!(server.stdout_of(&["usage", "verify"]).starts_with("5 rows, nothing wrong"));
+    let restored: Vec<&str> = audit
+        .lines()
+        .filter(|line| line.contains("database restored"))
+        .collect();
+    assert!(
+        matches!(restored[..], [line] if line.contains("a backup with 5 rows")),
+        "{audit}"
+    );
+    assert!(
+        server
+            .stdout_of(&["usage", "verify"])
+            .starts_with("5 rows, nothing wrong")
+    );
 
     let mut server = server.start();
     for (secret, _) in [stays, renamed, narrowed, limited] {
         server.post(secret, &chat("x")).is_completion();
     }
     for secret in [&revoked.0, &created.0] {
-        server.post(secret, &chat("x")).is_error(401, "invalid_api_key");
+        server
+            .post(secret, &chat("x"))
+            .is_error(401, "invalid_api_key");
     }
     stop(&mut server);
-    assert!(server.stdout_of(&["usage", "verify"]).starts_with("9 rows, nothing wrong"));
+    assert!(
+        server
+            .stdout_of(&["usage", "verify"])
+            .starts_with("9 rows, nothing wrong")
+    );
 
     // Back again.
     let back = server.stdout_of(&["restore", &way_back(&message)]);
     assert!(
-        back.contains(&format!("Only in the backup:\n  {} (created): it works again", created.1)),
+        back.contains(&format!(
+            "Only in the backup:\n  {} (created): it works again",
+            created.1
+        )),
         "{back}"
     );
     assert!(back.contains("6 rows") && back.contains("9 rows"), "{back}");
     let server = server.start();
     server.post(&created.0, &chat("x")).is_completion();
-    server.post(&revoked.0, &chat("x")).is_error(401, "invalid_api_key");
-    assert!(server.stdout_of(&["usage", "verify"]).starts_with("7 rows, nothing wrong"));
+    server
+        .post(&revoked.0, &chat("x"))
+        .is_error(401, "invalid_api_key");
+    assert!(
+        server
+            .stdout_of(&["usage", "verify"])
+            .starts_with("7 rows, nothing wrong")
+    );
 }
 
 #[test]
@@ -150,7 +214,9 @@ fn a_backup_of_an_older_schema_is_upgraded_and_its_file_is_not() {
     stop(&mut server);
     let make_9 = |path: &Path| {
         let database = Connection::open(path).expect("a database");
-        database.execute_batch(&format!("{BACK_TO_9}; PRAGMA user_version = 9")).expect("version 9");
+        database
+            .execute_batch(&format!("{BACK_TO_9}; PRAGMA user_version = 9"))
+            .expect("version 9");
     };
     // A session that was signed out since the backup; no password is set, which would end it too.
     server.query("INSERT INTO console_tokens VALUES (x'01', 'session', 9999999999) RETURNING 1");
@@ -167,16 +233,28 @@ fn a_backup_of_an_older_schema_is_upgraded_and_its_file_is_not() {
             message.contains("Its version 9 was upgraded in the copy; old.db is as it was."),
             "{message}"
         );
-        assert!(message.contains(&format!("stay revoked:\n  {id} (revoked)")), "{message}");
+        assert!(
+            message.contains(&format!("stay revoked:\n  {id} (revoked)")),
+            "{message}"
+        );
         assert_eq!(fs::read(&old).expect("the backup"), bytes);
         assert_eq!(server.query("PRAGMA user_version"), [[Integer(10)]]);
-        assert!(server.query("SELECT 1 FROM console_tokens").is_empty(), "the session would be valid again");
-        assert!(server.stdout_of(&["usage", "verify"]).starts_with("3 rows, nothing wrong"));
+        assert!(
+            server.query("SELECT 1 FROM console_tokens").is_empty(),
+            "the session would be valid again"
+        );
+        assert!(
+            server
+                .stdout_of(&["usage", "verify"])
+                .starts_with("3 rows, nothing wrong")
+        );
         make_9(&server.folder.path("adriaticum.db"));
     }
     let server = server.start();
     server.post(&other.0, &chat("x")).is_completion();
-    server.post(&secret, &chat("x")).is_error(401, "invalid_api_key");
+    server
+        .post(&secret, &chat("x"))
+        .is_error(401, "invalid_api_key");
 }
 
 #[test]
@@ -188,7 +266,11 @@ fn a_present_database_that_is_damaged_or_missing_is_replaced() {
     let database = server.folder.path("adriaticum.db");
     fs::remove_file(&database).expect("it should go");
     let message = server.stdout_of(&["restore", "copy.db"]);
-    for part in ["There was no database before.", "look through adriaticum keys list", "is restored"] {
+    for part in [
+        "There was no database before.",
+        "look through adriaticum keys list",
+        "is restored",
+    ] {
         assert!(message.contains(part), "{message}");
     }
     assert!(!message.contains("kept as"), "{message}");
@@ -214,13 +296,22 @@ fn a_present_database_that_is_damaged_or_missing_is_replaced() {
             assert!(message.contains(part), "{part:?} expected in {message}");
         }
         assert!(!message.contains("To go back"), "{message}");
-        assert!(has_no_logs(&database), "its WAL would be applied to the new database");
+        assert!(
+            has_no_logs(&database),
+            "its WAL would be applied to the new database"
+        );
         let (_, kept) = message.split_once("kept as ").expect("a path");
         let kept = kept.lines().next().unwrap_or_default();
-        assert_eq!(fs::read(format!("{kept}-wal")).expect("the WAL"), garbage.as_bytes());
+        assert_eq!(
+            fs::read(format!("{kept}-wal")).expect("the WAL"),
+            garbage.as_bytes()
+        );
         let file = database.metadata().expect("the database");
         assert_eq!(file.mode() & 0o777, 0o600);
-        assert!(!is_root || (file.uid(), file.gid()) == (12_345, 54_321), "the service's user can open it");
+        assert!(
+            !is_root || (file.uid(), file.gid()) == (12_345, 54_321),
+            "the service's user can open it"
+        );
         assert!(server.stdout_of(&["keys", "list"]).contains(&id));
     }
 }
@@ -231,7 +322,9 @@ fn what_can_be_read_of_a_damaged_database_is_compared() {
     let (_, id) = key(&server, "first");
     server.stdout_of(&["backup", "copy.db"]);
     server.stdout_of(&["keys", "revoke", &id]);
-    let Integer(page) = server.query("SELECT rootpage FROM sqlite_schema WHERE name = 'audit'")[0][0] else {
+    let Integer(page) =
+        server.query("SELECT rootpage FROM sqlite_schema WHERE name = 'audit'")[0][0]
+    else {
         panic!("a page")
     };
     let database = server.folder.path("adriaticum.db");
@@ -239,12 +332,21 @@ fn what_can_be_read_of_a_damaged_database_is_compared() {
     bytes[(page as usize - 1) * 4096..page as usize * 4096].fill(0xff);
     fs::write(&database, &bytes).expect("the database");
     let message = server.stdout_of(&["restore", "copy.db"]);
-    for part in ["these stay revoked:\n", "It is damaged. What can be read of it: sqlite3 "] {
+    for part in [
+        "these stay revoked:\n",
+        "It is damaged. What can be read of it: sqlite3 ",
+    ] {
         assert!(message.contains(part), "{message}");
     }
     let (_, kept) = message.split_once("kept as ").expect("a path");
-    assert_eq!(fs::read(kept.lines().next().unwrap_or_default()).expect("the former one"), bytes);
-    assert_eq!(server.query("SELECT id FROM keys WHERE revoked IS NOT NULL"), [[Text(id)]]);
+    assert_eq!(
+        fs::read(kept.lines().next().unwrap_or_default()).expect("the former one"),
+        bytes
+    );
+    assert_eq!(
+        server.query("SELECT id FROM keys WHERE revoked IS NOT NULL"),
+        [[Text(id)]]
+    );
 }
 
 #[test]
@@ -255,8 +357,14 @@ fn what_can_not_be_restored_changes_nothing() {
     (0..3).for_each(|_| _ = server.post(&secret, &chat("x")).is_completion());
     stop(&mut server);
     server.stdout_of(&["backup", "copy.db"]);
-    let (copy, database) = (server.folder.path("copy.db"), server.folder.path("adriaticum.db"));
-    let (good, present) = (fs::read(&copy).expect("the backup"), fs::read(&database).expect("the database"));
+    let (copy, database) = (
+        server.folder.path("copy.db"),
+        server.folder.path("adriaticum.db"),
+    );
+    let (good, present) = (
+        fs::read(&copy).expect("the backup"),
+        fs::read(&database).expect("the database"),
+    );
     let after = |statement: &str, word: &str| {
         fs::write(&copy, &good).expect("the backup again");
         let backup = Connection::open(&copy).expect("the backup");
@@ -264,7 +372,10 @@ fn what_can_not_be_restored_changes_nothing() {
         drop(backup);
         refused(&server, "copy.db", word);
     };
-    after("UPDATE usage SET total_tokens = 9 WHERE seq = 2", "does not verify: the row of chatcmpl_");
+    after(
+        "UPDATE usage SET total_tokens = 9 WHERE seq = 2",
+        "does not verify: the row of chatcmpl_",
+    );
     after(
         "UPDATE usage_rollup SET requests = 9 WHERE span = 3600",
         "does not verify: the sums differ: hour ",
@@ -275,9 +386,16 @@ fn what_can_not_be_restored_changes_nothing() {
         "DROP TABLE usage; DROP TABLE keys; DROP TABLE usage_rollup; DROP TABLE gateways; DROP TABLE audit; DROP TABLE moved;
         DROP TABLE console_tokens; DROP TABLE console_password; PRAGMA user_version = 0";
     after(drop_all, "empty database");
-    after(&format!("{drop_all}; CREATE TABLE mine (x)"), "another program");
+    after(
+        &format!("{drop_all}; CREATE TABLE mine (x)"),
+        "another program",
+    );
     let mut damaged = good.clone();
-    damaged.iter_mut().skip(8192).step_by(7).for_each(|byte| *byte = !*byte);
+    damaged
+        .iter_mut()
+        .skip(8192)
+        .step_by(7)
+        .for_each(|byte| *byte = !*byte);
     fs::write(&copy, damaged).expect("a damaged one");
     refused(&server, "copy.db", "damaged");
     fs::write(&copy, "").expect("an empty one");
@@ -289,7 +407,9 @@ fn what_can_not_be_restored_changes_nothing() {
     // Another process has it open.
     fs::write(&copy, &good).expect("the backup again");
     let other = Connection::open(&database).expect("the database");
-    other.execute_batch("PRAGMA journal_mode = WAL; BEGIN; SELECT * FROM keys").expect("a read");
+    other
+        .execute_batch("PRAGMA journal_mode = WAL; BEGIN; SELECT * FROM keys")
+        .expect("a read");
     refused(&server, "copy.db", "locked by another process");
     drop(other);
     server.stdout_of(&["restore", "copy.db"]);
@@ -303,18 +423,25 @@ fn with_planted_wal() -> (Server, Vec<u8>) {
     let server = Server::new(None).sqlite();
     key(&server, "genuine");
     server.stdout_of(&["backup", "copy.db"]);
-    let (copy, forged) = (server.folder.path("copy.db"), server.folder.path("forged.db"));
+    let (copy, forged) = (
+        server.folder.path("copy.db"),
+        server.folder.path("forged.db"),
+    );
     fs::copy(&copy, &forged).expect("a copy");
     let database = Connection::open(&forged).expect("a database");
     let forge = "PRAGMA journal_mode = WAL; UPDATE keys SET name = 'planted'; VACUUM";
-    database.execute_batch(forge).expect("a WAL with every page");
+    database
+        .execute_batch(forge)
+        .expect("a WAL with every page");
     let wal = fs::read(server.folder.path("forged.db-wal")).expect("the WAL");
     // The attack works: SQLite itself applies it.
     let victim = Folder::new();
     fs::copy(&copy, victim.path("copy.db")).expect("a copy");
     fs::write(victim.path("copy.db-wal"), &wal).expect("a planted file");
     let victim = Connection::open(victim.path("copy.db")).expect("a database");
-    let name: String = victim.query_row("SELECT name FROM keys", [], |row| row.get(0)).expect("a key");
+    let name: String = victim
+        .query_row("SELECT name FROM keys", [], |row| row.get(0))
+        .expect("a key");
     assert_eq!(name, "planted");
     (server, wal)
 }
@@ -325,14 +452,25 @@ fn a_backup_with_a_wal_or_a_journal_beside_it_is_refused() {
     let (server, wal) = with_planted_wal();
     let present = fs::read(server.folder.path("adriaticum.db")).expect("the database");
     symlink("copy.db", server.folder.path("link.db")).expect("a link");
-    for (name, content) in [("copy.db-wal", &wal[..]), ("copy.db-journal", b"anything"), ("copy.db-wal", b"")]
-    {
+    for (name, content) in [
+        ("copy.db-wal", &wal[..]),
+        ("copy.db-journal", b"anything"),
+        ("copy.db-wal", b""),
+    ] {
         let planted = server.folder.path(name);
         fs::write(&planted, content).expect("a planted file");
         let real = fs::canonicalize(&planted).expect("it is there");
         for backup in ["copy.db", "link.db"] {
-            refused(&server, backup, &format!("{backup}: {} lies beside it", real.display()));
-            refused(&server, backup, "Make a backup with adriaticum backup FILE; or if you know");
+            refused(
+                &server,
+                backup,
+                &format!("{backup}: {} lies beside it", real.display()),
+            );
+            refused(
+                &server,
+                backup,
+                "Make a backup with adriaticum backup FILE; or if you know",
+            );
         }
         assert_eq!(fs::read(&planted).expect("it is still there"), content);
         fs::remove_file(&planted).expect("it should go");
@@ -340,9 +478,19 @@ fn a_backup_with_a_wal_or_a_journal_beside_it_is_refused() {
         refused(&server, "copy.db", "lies beside it");
         fs::remove_file(&planted).expect("it should go");
     }
-    assert_eq!(fs::read(server.folder.path("adriaticum.db")).expect("the database"), present);
-    assert!(server.stdout_of(&["restore", "copy.db"]).contains("verified"));
-    assert_eq!(server.query("SELECT name FROM keys"), [[Text("genuine".into())]]);
+    assert_eq!(
+        fs::read(server.folder.path("adriaticum.db")).expect("the database"),
+        present
+    );
+    assert!(
+        server
+            .stdout_of(&["restore", "copy.db"])
+            .contains("verified")
+    );
+    assert_eq!(
+        server.query("SELECT name FROM keys"),
+        [[Text("genuine".into())]]
+    );
 }
 
 /// It comes and goes all the time, so that a check may miss it.
@@ -355,7 +503,9 @@ fn a_wal_that_is_planted_after_the_check_has_no_effect() {
     thread::scope(|scope| {
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
-                fs::rename(&aside, &planted).and_then(|()| fs::rename(&planted, &aside)).expect("a rename");
+                fs::rename(&aside, &planted)
+                    .and_then(|()| fs::rename(&planted, &aside))
+                    .expect("a rename");
             }
         });
         let (mut names, end) = (Vec::new(), Instant::now() + PATIENCE);
@@ -384,16 +534,25 @@ fn a_restore_that_is_killed_leaves_one_of_the_two() {
     let (mut pause, end) = (Duration::ZERO, Instant::now() + PATIENCE);
     loop {
         let mut command = server.command(&["restore", "copy.db"]);
-        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it should start");
+        let mut child = command
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("it should start");
         thread::sleep(pause);
         let ended = child.try_wait().expect("its state");
         let _ = child.kill();
         let status = child.wait().expect("its end");
         let found = server.stdout_of(&["usage", "verify"]);
         let rows = found.split(' ').next();
-        assert!(matches!(rows, Some("1" | "2")) && found.contains("nothing wrong"), "{found}");
         assert!(
-            server.stdout_of(&["keys", "list", "--json"]).contains("\"revoked\": 1"),
+            matches!(rows, Some("1" | "2")) && found.contains("nothing wrong"),
+            "{found}"
+        );
+        assert!(
+            server
+                .stdout_of(&["keys", "list", "--json"])
+                .contains("\"revoked\": 1"),
             "revoked in either"
         );
         if ended.is_some() {

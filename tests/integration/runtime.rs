@@ -16,7 +16,9 @@ use crate::support::{Runtime, Script, Server, chat, completion, request, until};
 #[test]
 fn only_what_the_service_knows_is_sent() {
     let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime)).set("ADRIATICUM_COMPATIBILITY", "openai").start();
+    let server = Server::new(Some(&runtime))
+        .set("ADRIATICUM_COMPATIBILITY", "openai")
+        .start();
     let mut body = chat("x");
     body["stream"] = json!(false);
     body["user"] = json!(null);
@@ -28,7 +30,12 @@ fn only_what_the_service_knows_is_sent() {
         json!({"model": "adriaticum", "messages": body["messages"], "temperature": 0.7, "max_tokens": 248,
                "stream": false})
     );
-    assert!(calls[0].headers.iter().all(|(name, _)| name != "authorization"));
+    assert!(
+        calls[0]
+            .headers
+            .iter()
+            .all(|(name, _)| name != "authorization")
+    );
 }
 
 #[test]
@@ -40,7 +47,10 @@ fn the_connection_is_kept() {
         server.post(&key, &chat("x")).is_completion();
     }
     let calls = runtime.calls.lock().expect("the calls");
-    let ports: HashSet<_> = calls.iter().map(|call| call.from.map(|from| from.port())).collect();
+    let ports: HashSet<_> = calls
+        .iter()
+        .map(|call| call.from.map(|from| from.port()))
+        .collect();
     assert_eq!(ports.len(), 1, "one after the other needs one connection");
 }
 
@@ -59,8 +69,13 @@ fn the_environments_proxy_is_not_asked() {
 fn a_redirect_is_not_followed() {
     let (runtime, other) = (Runtime::start(), Runtime::start());
     let server = Server::new(Some(&runtime)).start();
-    runtime.next(Script::Redirect(format!("{}/chat/completions", other.url())));
-    server.post(&server.key(), &chat("x")).is_error(502, "inference_error");
+    runtime.next(Script::Redirect(format!(
+        "{}/chat/completions",
+        other.url()
+    )));
+    server
+        .post(&server.key(), &chat("x"))
+        .is_error(502, "inference_error");
     assert_eq!((runtime.count(), other.count()), (1, 0));
 }
 
@@ -73,10 +88,16 @@ fn an_answer_has_a_largest_size() {
         .set("ADRIATICUM_WORKERS", 32)
         .start();
     let key = server.key();
-    for (prompt, answer_kib, fits) in
-        [(1, 127, true), (1, 130, false), (10_000, 156, true), (10_000, 159, false)]
-    {
-        runtime.next(Script::Answer(200, completion(&"x".repeat(answer_kib * 1024))));
+    for (prompt, answer_kib, fits) in [
+        (1, 127, true),
+        (1, 130, false),
+        (10_000, 156, true),
+        (10_000, 159, false),
+    ] {
+        runtime.next(Script::Answer(
+            200,
+            completion(&"x".repeat(answer_kib * 1024)),
+        ));
         let reply = server.post(&key, &chat(&"x".repeat(prompt)));
         if fits {
             reply.is_completion();
@@ -84,33 +105,48 @@ fn an_answer_has_a_largest_size() {
             reply.is_error(502, "inference_error");
         }
     }
-    assert!(server.log().contains("too large for a worker's share"), "{}", server.log());
+    assert!(
+        server.log().contains("too large for a worker's share"),
+        "{}",
+        server.log()
+    );
 }
 
 #[test]
 fn a_prompt_too_long_is_the_clients_to_mend() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).start();
-    let error =
-        json!({"type": "exceed_context_size_error", "n_prompt_tokens": 9000, "n_ctx": 4096, "message": "x"});
+    let error = json!({"type": "exceed_context_size_error", "n_prompt_tokens": 9000, "n_ctx": 4096, "message": "x"});
     runtime.next(Script::Answer(400, json!({"error": error})));
-    let message = server.post(&server.key(), &chat("x")).is_error(400, "invalid_request");
-    assert!(message.contains("9000") && message.contains("4096"), "{message}");
+    let message = server
+        .post(&server.key(), &chat("x"))
+        .is_error(400, "invalid_request");
+    assert!(
+        message.contains("9000") && message.contains("4096"),
+        "{message}"
+    );
 }
 
 #[test]
 fn what_the_runtime_writes_is_neither_sent_nor_logged() {
     let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime)).set("ADRIATICUM_LOG_LEVEL", "trace").start();
+    let server = Server::new(Some(&runtime))
+        .set("ADRIATICUM_LOG_LEVEL", "trace")
+        .start();
     let key = server.key();
     for script in [
         Script::Text(500, "xyzzy".into()),
         Script::Text(200, "xyzzy".into()),
         Script::Answer(400, json!({"error": {"message": "xyzzy", "code": "xyzzy"}})),
-        Script::Answer(200, json!({"choices": [{"message": {"content": ["xyzzy"]}}]})),
+        Script::Answer(
+            200,
+            json!({"choices": [{"message": {"content": ["xyzzy"]}}]}),
+        ),
     ] {
         runtime.next(script);
-        let message = server.post(&key, &chat("xyzzy")).is_error(502, "inference_error");
+        let message = server
+            .post(&key, &chat("xyzzy"))
+            .is_error(502, "inference_error");
         assert!(!message.contains("xyzzy"), "{message}");
     }
     assert!(!server.log().contains("xyzzy"), "{}", server.log());
@@ -119,7 +155,10 @@ fn what_the_runtime_writes_is_neither_sent_nor_logged() {
 /// A runtime that takes a call and breaks the connection off, in the head or in the body of its answer.
 fn breaking(answer: &'static str) -> (String, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
-    let url = format!("http://{}/v1", listener.local_addr().expect("it has an address"));
+    let url = format!(
+        "http://{}/v1",
+        listener.local_addr().expect("it has an address")
+    );
     let calls = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&calls);
     thread::spawn(move || {
@@ -138,10 +177,18 @@ fn breaking(answer: &'static str) -> (String, Arc<AtomicUsize>) {
 #[test]
 fn there_is_no_second_try_once_the_request_was_sent() {
     let good = Runtime::start();
-    for answer in ["", "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{\"choices\":", "nonsense\r\n\r\n"] {
+    for answer in [
+        "",
+        "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{\"choices\":",
+        "nonsense\r\n\r\n",
+    ] {
         let (url, calls) = breaking(answer);
-        let server = Server::new(None).set("ADRIATICUM_RUNTIME_URL", format!("{url},{}", good.url())).start();
-        server.post(&server.key(), &chat("x")).is_error(502, "inference_error");
+        let server = Server::new(None)
+            .set("ADRIATICUM_RUNTIME_URL", format!("{url},{}", good.url()))
+            .start();
+        server
+            .post(&server.key(), &chat("x"))
+            .is_error(502, "inference_error");
         assert_eq!(calls.load(Ordering::Acquire), 1, "{answer:?}");
     }
     assert_eq!(good.count(), 0, "the other runtime was not to be asked");
@@ -151,7 +198,10 @@ fn there_is_no_second_try_once_the_request_was_sent() {
 fn an_answer_that_is_only_the_beginning_of_one_is_502_at_once() {
     // The first stays open: to wait for more would be to wait for the timeout, which is longer than any test waits.
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
-    let switching = format!("http://{}/v1", listener.local_addr().expect("it has an address"));
+    let switching = format!(
+        "http://{}/v1",
+        listener.local_addr().expect("it has an address")
+    );
     let (sender, open) = std::sync::mpsc::channel();
     thread::spawn(move || {
         let (mut stream, _) = listener.accept().expect("a connection");
@@ -162,7 +212,9 @@ fn an_answer_that_is_only_the_beginning_of_one_is_502_at_once() {
     let (breaking_off, _) = breaking("HTTP/1.1 102 Processing\r\n\r\n");
     for url in [switching, breaking_off] {
         let server = Server::new(None).set("ADRIATICUM_RUNTIME_URL", url).start();
-        server.post(&server.key(), &chat("x")).is_error(502, "inference_error");
+        server
+            .post(&server.key(), &chat("x"))
+            .is_error(502, "inference_error");
     }
     drop(open);
 }
@@ -172,12 +224,18 @@ fn an_answer_that_is_only_the_beginning_of_one_is_502_at_once() {
 fn trailers_without_an_end_are_502_and_take_no_memory() {
     let content = completion("x").to_string();
     let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
-    let answer = format!("{head}{:x}\r\n{content}\r\n0\r\n{}", content.len(), "x: y\r\n".repeat(3_000_000));
+    let answer = format!(
+        "{head}{:x}\r\n{content}\r\n0\r\n{}",
+        content.len(),
+        "x: y\r\n".repeat(3_000_000)
+    );
     let (url, _) = breaking(answer.leak());
     let server = Server::new(None).set("ADRIATICUM_RUNTIME_URL", url).start();
     let key = server.key();
     let before = server.status("VmHWM");
-    server.post(&key, &chat("x")).is_error(502, "inference_error");
+    server
+        .post(&key, &chat("x"))
+        .is_error(502, "inference_error");
     let grown = server.status("VmHWM") - before;
     assert!(grown < 8 * 1024, "{grown} KiB more for 18 MB of trailers");
 }
@@ -187,9 +245,15 @@ fn a_figure_that_is_not_plausible_is_null() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).start();
     let key = server.key();
-    for figure in ["9".repeat(400), "1000000001".into(), "-1".into(), "1.5".into()] {
-        let answer =
-            completion("x").to_string().replace("\"total_tokens\":14", &format!("\"total_tokens\":{figure}"));
+    for figure in [
+        "9".repeat(400),
+        "1000000001".into(),
+        "-1".into(),
+        "1.5".into(),
+    ] {
+        let answer = completion("x")
+            .to_string()
+            .replace("\"total_tokens\":14", &format!("\"total_tokens\":{figure}"));
         assert!(answer.contains(&figure), "{answer}");
         runtime.next(Script::Text(200, answer));
         let reply = server.post(&key, &chat("x"));
@@ -211,14 +275,22 @@ fn a_runtime_behind_https() {
         .set("ADRIATICUM_API_HOSTS", "127.0.0.1")
         .set("ADRIATICUM_COMPATIBILITY", "openai");
     let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).expect("a certificate");
-    let (cert, key) = (behind.folder.path("cert.pem"), behind.folder.path("key.pem"));
+    let (cert, key) = (
+        behind.folder.path("cert.pem"),
+        behind.folder.path("key.pem"),
+    );
     fs::write(&cert, made.cert.pem()).expect("a file");
     fs::write(&key, made.signing_key.serialize_pem()).expect("a file");
-    let behind =
-        behind.set("ADRIATICUM_TLS_CERT", cert.display()).set("ADRIATICUM_TLS_KEY", key.display()).start();
+    let behind = behind
+        .set("ADRIATICUM_TLS_CERT", cert.display())
+        .set("ADRIATICUM_TLS_KEY", key.display())
+        .start();
     let server = |ca: Option<&Path>| {
         let server = Server::new(None)
-            .set("ADRIATICUM_RUNTIME_URL", format!("https://{}/v1", behind.address))
+            .set(
+                "ADRIATICUM_RUNTIME_URL",
+                format!("https://{}/v1", behind.address),
+            )
             .set("ADRIATICUM_RUNTIME_API_KEY", behind.key());
         match ca {
             Some(ca) => server.set("ADRIATICUM_RUNTIME_CA", ca.display()),
@@ -233,11 +305,20 @@ fn a_runtime_behind_https() {
     assert!(trusting.stdout_of(&["check"]).contains("answers in"));
     // Without the setting, the system's CAs are asked, which do not know this one.
     let doubting = server(None).start();
-    doubting.post(&doubting.key(), &chat("x")).is_error(502, "inference_error");
-    assert!(doubting.log().contains("not signed by a trusted CA"), "{}", doubting.log());
+    doubting
+        .post(&doubting.key(), &chat("x"))
+        .is_error(502, "inference_error");
+    assert!(
+        doubting.log().contains("not signed by a trusted CA"),
+        "{}",
+        doubting.log()
+    );
     let printed = doubting.run(&["check"]);
     let printed = String::from_utf8_lossy(&printed.stdout);
-    assert!(printed.contains("FAIL  runtime") && printed.contains("runtime.ca"), "{printed}");
+    assert!(
+        printed.contains("FAIL  runtime") && printed.contains("runtime.ca"),
+        "{printed}"
+    );
     // The wrong file stops the program, which names the setting.
     let output = server(Some(&behind.folder.path("key.pem"))).run(&["serve"]);
     let printed = String::from_utf8_lossy(&output.stderr);

@@ -37,18 +37,33 @@ fn results(texts: &[&str]) -> Script {
         .iter()
         .map(|text| json!({"title": "<b>Title</b>", "url": "http://facts.test/", "content": text}))
         .collect();
-    Script::Answer(200, json!({"query": "x", "results": results, "unresponsive_engines": []}))
+    Script::Answer(
+        200,
+        json!({"query": "x", "results": results, "unresponsive_engines": []}),
+    )
 }
 
 /// The contents of the messages of a call to the runtime.
 fn contents(runtime: &Runtime, call: usize) -> Vec<String> {
     let calls = runtime.calls.lock().expect("the calls");
-    let messages = calls[call].body["messages"].as_array().expect("messages").clone();
-    messages.iter().map(|message| message["content"].as_str().expect("a text").to_owned()).collect()
+    let messages = calls[call].body["messages"]
+        .as_array()
+        .expect("messages")
+        .clone();
+    messages
+        .iter()
+        .map(|message| message["content"].as_str().expect("a text").to_owned())
+        .collect()
 }
 
 fn queries(search: &Runtime) -> Vec<String> {
-    search.calls.lock().expect("the calls").iter().map(|call| call.url.clone()).collect()
+    search
+        .calls
+        .lock()
+        .expect("the calls")
+        .iter()
+        .map(|call| call.url.clone())
+        .collect()
 }
 
 /// The newest row: status, reason, results, whether a time was taken, grounded, and the three figures.
@@ -74,14 +89,22 @@ fn is_search_unavailable(reply: &Reply) {
     assert!(message.contains("Search"), "{message}");
     assert_eq!(reply.header("retry-after"), Some("5"));
     assert_eq!(reply.header("x-should-retry"), Some("false"));
-    assert!(reply.header("server-timing").is_some_and(|timing| timing.contains("search;dur=")), "{reply:?}");
+    assert!(
+        reply
+            .header("server-timing")
+            .is_some_and(|timing| timing.contains("search;dur=")),
+        "{reply:?}"
+    );
 }
 
 #[test]
 fn what_search_finds_is_given_to_the_model() {
     let (runtime, search) = (Runtime::start(), Runtime::start());
     let server = grounded(&runtime, &search, "always").start();
-    search.next(results(&["It is <i>47</i> metres high.", "It is &lt;grey&gt;."]));
+    search.next(results(&[
+        "It is <i>47</i> metres high.",
+        "It is &lt;grey&gt;.",
+    ]));
     let mut body = chat(QUESTION);
     body["messages"] = json!([
         {"role": "system", "content": "Be brief."},
@@ -91,26 +114,66 @@ fn what_search_finds_is_given_to_the_model() {
     ]);
     let reply = server.post(&server.key(), &body);
     reply.is_completion();
-    let members: Vec<String> = reply.json().as_object().expect("an object").keys().cloned().collect();
-    assert_eq!(members, ["choices", "created", "id", "model", "object", "usage"]);
-    assert_eq!(queries(&search), ["/v1/search?q=How%20high%20is%20the%20Velna%20lighthouse%3F&format=json"]);
+    let members: Vec<String> = reply
+        .json()
+        .as_object()
+        .expect("an object")
+        .keys()
+        .cloned()
+        .collect();
+    assert_eq!(
+        members,
+        ["choices", "created", "id", "model", "object", "usage"]
+    );
+    assert_eq!(
+        queries(&search),
+        ["/v1/search?q=How%20high%20is%20the%20Velna%20lighthouse%3F&format=json"]
+    );
     let sent = contents(&runtime, 0);
-    assert_eq!((sent[0].as_str(), sent[2].as_str(), sent[4].as_str()), ("Be brief.", "Hello.", QUESTION));
+    assert_eq!(
+        (sent[0].as_str(), sent[2].as_str(), sent[4].as_str()),
+        ("Be brief.", "Hello.", QUESTION)
+    );
     let passages = "==========\nTitle: Title (http://facts.test/)\n> It is 47 metres high.\n\n\
                     Title: Title (http://facts.test/)\n> It is < grey>.\n==========";
     assert!(sent[1].contains(passages), "{}", sent[1]);
     assert_eq!(
         row(&server),
-        [number(200), text("always"), number(2), number(1), number(1), number(11), number(3), number(14)]
+        [
+            number(200),
+            text("always"),
+            number(2),
+            number(1),
+            number(1),
+            number(11),
+            number(3),
+            number(14)
+        ]
     );
     let timing = reply.header("server-timing").expect("the times");
-    assert!(timing.contains("search;dur=") && timing.contains("runtime;dur="), "{timing}");
-    assert!(server.log().contains("search=always search_results=2 search_ms="), "{}", server.log());
-    assert!(!server.log().contains("Velna"), "what a person wrote is not logged");
+    assert!(
+        timing.contains("search;dur=") && timing.contains("runtime;dur="),
+        "{timing}"
+    );
+    assert!(
+        server
+            .log()
+            .contains("search=always search_results=2 search_ms="),
+        "{}",
+        server.log()
+    );
+    assert!(
+        !server.log().contains("Velna"),
+        "what a person wrote is not logged"
+    );
     let id = reply.json()["id"].as_str().expect("an id").to_owned();
     let record = server.stdout_of(&["usage", "show", &id]);
     assert!(record.contains("asked (always), 2 found"), "{record}");
-    assert!(server.stdout_of(&["usage", "verify"]).contains("nothing wrong"));
+    assert!(
+        server
+            .stdout_of(&["usage", "verify"])
+            .contains("nothing wrong")
+    );
 }
 
 #[test]
@@ -120,18 +183,45 @@ fn every_failure_of_search_is_an_honest_503() {
     let key = server.key();
     let page = "<!DOCTYPE html><html><body>Not for you</body></html>";
     for (script, cause, details) in [
-        (Script::Text(403, page.into()), "status_403", "formats: [html, json]"),
-        (Script::Text(200, page.into()), "not_json", "not JSON of the expected form"),
-        (Script::Text(429, page.into()), "status_429", "limiter"),
-        (Script::Text(500, page.into()), "status_500", "HTTP status 500"),
-        (Script::Redirect(format!("{}/elsewhere", runtime.url())), "status_307", "HTTP status 307"),
         (
-            Script::Answer(200, json!({"results": [], "unresponsive_engines": [["a", "timeout"]]})),
+            Script::Text(403, page.into()),
+            "status_403",
+            "formats: [html, json]",
+        ),
+        (
+            Script::Text(200, page.into()),
+            "not_json",
+            "not JSON of the expected form",
+        ),
+        (Script::Text(429, page.into()), "status_429", "limiter"),
+        (
+            Script::Text(500, page.into()),
+            "status_500",
+            "HTTP status 500",
+        ),
+        (
+            Script::Redirect(format!("{}/elsewhere", runtime.url())),
+            "status_307",
+            "HTTP status 307",
+        ),
+        (
+            Script::Answer(
+                200,
+                json!({"results": [], "unresponsive_engines": [["a", "timeout"]]}),
+            ),
             "engines",
             "did not respond",
         ),
-        (Script::Answer(200, json!({"query": "x"})), "not_json", "not JSON of the expected form"),
-        (Script::Answer(200, json!({"results": {}})), "not_json", "not JSON of the expected form"),
+        (
+            Script::Answer(200, json!({"query": "x"})),
+            "not_json",
+            "not JSON of the expected form",
+        ),
+        (
+            Script::Answer(200, json!({"results": {}})),
+            "not_json",
+            "not JSON of the expected form",
+        ),
         (
             Script::Text(200, "{\"results\": [{\"content\": \"cut".into()),
             "not_json",
@@ -147,8 +237,14 @@ fn every_failure_of_search_is_an_honest_503() {
         is_search_unavailable(&server.post(&key, &chat(QUESTION)));
         let log = server.log();
         let last: Vec<&str> = log.lines().rev().take(2).collect();
-        assert!(last[0].contains(" details=\"search: ") && last[0].contains(details), "{details}: {last:?}");
-        assert!(last[1].contains(&format!(" error=search_unavailable cause={cause} ")), "{last:?}");
+        assert!(
+            last[0].contains(" details=\"search: ") && last[0].contains(details),
+            "{details}: {last:?}"
+        );
+        assert!(
+            last[1].contains(&format!(" error=search_unavailable cause={cause} ")),
+            "{last:?}"
+        );
         assert_eq!(
             row(&server),
             [
@@ -164,8 +260,16 @@ fn every_failure_of_search_is_an_honest_503() {
             "{cause}"
         );
     }
-    assert_eq!(runtime.count(), 0, "no inference is spent where Search failed");
-    assert!(!server.log().contains("Velna") && !server.log().contains("Not for you"), "{}", server.log());
+    assert_eq!(
+        runtime.count(),
+        0,
+        "no inference is spent where Search failed"
+    );
+    assert!(
+        !server.log().contains("Velna") && !server.log().contains("Not for you"),
+        "{}",
+        server.log()
+    );
     search.next(results(&["It is 47 metres high."]));
     server.post(&key, &chat(QUESTION)).is_completion();
 }
@@ -174,22 +278,41 @@ fn every_failure_of_search_is_an_honest_503() {
 #[test]
 fn an_instance_that_repeats_the_query_gets_it_neither_logged_nor_stored() {
     let (runtime, search) = (Runtime::start(), Runtime::start());
-    let server =
-        grounded(&runtime, &search, "always").set("ADRIATICUM_API_HOSTS", "api.test,localhost").start();
+    let server = grounded(&runtime, &search, "always")
+        .set("ADRIATICUM_API_HOSTS", "api.test,localhost")
+        .start();
     let repeating = |query: &str| {
-        let engines = json!([[query, query], [query, format!("Suspended: {query}")], [query], query]);
-        Script::Answer(200, json!({"query": query, "results": [], "unresponsive_engines": engines}))
+        let engines = json!([
+            [query, query],
+            [query, format!("Suspended: {query}")],
+            [query],
+            query
+        ]);
+        Script::Answer(
+            200,
+            json!({"query": query, "results": [], "unresponsive_engines": engines}),
+        )
     };
     search.next(repeating(QUESTION));
     is_search_unavailable(&server.post(&server.key(), &chat(QUESTION)));
-    assert!(server.log().contains("engines did not respond: 4 other"), "{}", server.log());
+    assert!(
+        server.log().contains("engines did not respond: 4 other"),
+        "{}",
+        server.log()
+    );
     assert!(!server.log().contains("Velna"), "{}", server.log());
     let rows = format!("{:?}", server.query("SELECT * FROM usage"));
-    assert!(rows.contains("engines") && !rows.contains("Velna"), "{rows}");
+    assert!(
+        rows.contains("engines") && !rows.contains("Velna"),
+        "{rows}"
+    );
     search.next(repeating("xyzzy"));
     let output = server.run(&["check"]);
     let printed = format!("{output:?}");
-    assert!(printed.contains("did not respond: 4 other") && !printed.contains("xyzzy"), "{printed}");
+    assert!(
+        printed.contains("did not respond: 4 other") && !printed.contains("xyzzy"),
+        "{printed}"
+    );
 }
 
 #[test]
@@ -204,21 +327,32 @@ fn an_answer_of_search_has_a_largest_size() {
     for (kib, fits) in [(399, true), (401, false)] {
         search.next(results(&[&"x ".repeat(kib * 512)]));
         let reply = server.post(&key, &chat(QUESTION));
-        if fits { drop(reply.is_completion()) } else { is_search_unavailable(&reply) }
+        if fits {
+            drop(reply.is_completion())
+        } else {
+            is_search_unavailable(&reply)
+        }
     }
 }
 
 #[test]
 fn a_search_that_takes_too_long_or_is_gone() {
     let (runtime, search) = (Runtime::start(), Runtime::start());
-    let server = grounded(&runtime, &search, "always").set("ADRIATICUM_SEARCH_TIMEOUT", 1).start();
+    let server = grounded(&runtime, &search, "always")
+        .set("ADRIATICUM_SEARCH_TIMEOUT", 1)
+        .start();
     let gate = Arc::new(AtomicBool::new(false));
     search.next(Script::Held(Arc::clone(&gate), json!({"results": []})));
     is_search_unavailable(&server.post(&server.key(), &chat(QUESTION)));
-    assert!(server.log().contains("no complete answer in 1."), "{}", server.log());
+    assert!(
+        server.log().contains("no complete answer in 1."),
+        "{}",
+        server.log()
+    );
     gate.store(true, Ordering::Release);
-    let gone =
-        grounded(&runtime, &search, "always").set("ADRIATICUM_SEARCH_URL", "http://127.0.0.1:1").start();
+    let gone = grounded(&runtime, &search, "always")
+        .set("ADRIATICUM_SEARCH_URL", "http://127.0.0.1:1")
+        .start();
     is_search_unavailable(&gone.post(&gone.key(), &chat(QUESTION)));
     assert_eq!(runtime.count(), 0);
 }
@@ -226,18 +360,25 @@ fn a_search_that_takes_too_long_or_is_gone() {
 #[test]
 fn which_error_wins() {
     let (runtime, search) = (Runtime::start(), Runtime::start());
-    let unconfigured = grounded(&runtime, &search, "always").set("ADRIATICUM_RUNTIME_URL", "").start();
-    unconfigured.post(&unconfigured.key(), &chat("x")).is_error(503, "service_unavailable");
+    let unconfigured = grounded(&runtime, &search, "always")
+        .set("ADRIATICUM_RUNTIME_URL", "")
+        .start();
+    unconfigured
+        .post(&unconfigured.key(), &chat("x"))
+        .is_error(503, "service_unavailable");
     assert_eq!(search.count(), 0);
     for mode in ["always", "auto"] {
         let both = grounded(&runtime, &search, mode)
             .set("ADRIATICUM_RUNTIME_URL", "http://127.0.0.1:1/v1")
             .set("ADRIATICUM_SEARCH_URL", "http://127.0.0.1:1")
             .start();
-        both.post(&both.key(), &chat("x")).is_error(503, "search_unavailable");
+        both.post(&both.key(), &chat("x"))
+            .is_error(503, "search_unavailable");
     }
     let invalid = grounded(&runtime, &search, "always").start();
-    invalid.post(&invalid.key(), &json!({"model": "adriaticum"})).is_error(400, "invalid_request");
+    invalid
+        .post(&invalid.key(), &json!({"model": "adriaticum"}))
+        .is_error(400, "invalid_request");
     assert_eq!(search.count(), 0);
 }
 
@@ -247,8 +388,15 @@ fn the_model_learns_that_nothing_was_found() {
     let server = grounded(&runtime, &search, "always").start();
     search.next(results(&[]));
     server.post(&server.key(), &chat(QUESTION)).is_completion();
-    assert!(contents(&runtime, 0)[0].contains("found nothing"), "{:?}", contents(&runtime, 0));
-    assert_eq!(row(&server)[..5], [number(200), text("always"), number(0), number(1), number(0)]);
+    assert!(
+        contents(&runtime, 0)[0].contains("found nothing"),
+        "{:?}",
+        contents(&runtime, 0)
+    );
+    assert_eq!(
+        row(&server)[..5],
+        [number(200), text("always"), number(0), number(1), number(0)]
+    );
 }
 
 #[test]
@@ -265,11 +413,16 @@ fn only_a_few_words_leave_the_host() {
     search.next(results(&[]));
     server.post(&key, &body).is_completion();
     search.next(results(&[]));
-    server.post(&key, &chat(&"ž".repeat(10_000))).is_completion();
+    server
+        .post(&key, &chat(&"ž".repeat(10_000)))
+        .is_completion();
     server.post(&key, &chat(" !! ?? ")).is_completion();
     let asked = queries(&search);
     assert_eq!(asked[0], "/v1/search?q=g%20de%203%20what&format=json");
-    assert_eq!(asked[1], format!("/v1/search?q={}&format=json", "%C5%BE".repeat(256)));
+    assert_eq!(
+        asked[1],
+        format!("/v1/search?q={}&format=json", "%C5%BE".repeat(256))
+    );
     assert_eq!(asked.len(), 2, "without a word there is nothing to ask");
 }
 
@@ -278,9 +431,13 @@ fn a_conversation_without_a_user_is_never_grounded() {
     let (runtime, search) = (Runtime::start(), Runtime::start());
     for mode in ["always", "auto"] {
         let server = grounded(&runtime, &search, mode).start();
-        let body = json!({"model": "adriaticum", "messages": [{"role": "system", "content": QUESTION}]});
+        let body =
+            json!({"model": "adriaticum", "messages": [{"role": "system", "content": QUESTION}]});
         server.post(&server.key(), &body).is_completion();
-        assert_eq!(row(&server)[..5], [number(200), Cell::Null, Cell::Null, Cell::Null, number(0)]);
+        assert_eq!(
+            row(&server)[..5],
+            [number(200), Cell::Null, Cell::Null, Cell::Null, number(0)]
+        );
     }
     assert_eq!((search.count(), runtime.count()), (0, 2));
 }
@@ -292,7 +449,11 @@ fn patterns_say_what_needs_search() {
         .set("ADRIATICUM_SEARCH_MATCH", "(?i)^how (high|deep)\n\\bwho\\b")
         .start();
     let key = server.key();
-    for (words, grounded) in [("How deep is it?", true), ("Tell me who.", true), ("Say how high", false)] {
+    for (words, grounded) in [
+        ("How deep is it?", true),
+        ("Tell me who.", true),
+        ("Say how high", false),
+    ] {
         let before = search.count();
         search.next(results(&["a"]));
         server.post(&key, &chat(words)).is_completion();
@@ -311,41 +472,65 @@ fn decision(answer: &str) -> Script {
 #[test]
 fn the_model_says_what_needs_search() {
     let (runtime, search) = (Runtime::start(), Runtime::start());
-    let server =
-        grounded(&runtime, &search, "auto").set("ADRIATICUM_SEARCH_MATCH", "lighthouse keeper").start();
+    let server = grounded(&runtime, &search, "auto")
+        .set("ADRIATICUM_SEARCH_MATCH", "lighthouse keeper")
+        .start();
     let key = server.key();
 
     runtime.next(decision(r#"{"search": false, "query": ""}"#));
     server.post(&key, &chat("Hello!")).is_completion();
     assert_eq!((search.count(), runtime.count()), (0, 2));
     let calls = runtime.calls.lock().expect("the calls");
-    assert_eq!((&calls[0].body["temperature"], &calls[0].body["stream"]), (&json!(0.0), &json!(false)));
+    assert_eq!(
+        (&calls[0].body["temperature"], &calls[0].body["stream"]),
+        (&json!(0.0), &json!(false))
+    );
     let schema = &calls[0].body["response_format"]["json_schema"]["schema"];
-    assert_eq!(schema["properties"]["search"]["type"], "boolean", "{schema}");
+    assert_eq!(
+        schema["properties"]["search"]["type"], "boolean",
+        "{schema}"
+    );
     assert!(calls[1].body.get("response_format").is_none());
     drop(calls);
     assert_eq!(
         row(&server),
-        [number(200), Cell::Null, Cell::Null, Cell::Null, number(0), number(22), number(6), number(28)],
+        [
+            number(200),
+            Cell::Null,
+            Cell::Null,
+            Cell::Null,
+            number(0),
+            number(22),
+            number(6),
+            number(28)
+        ],
         "both calls count"
     );
 
     for (answer, query) in [
-        (decision(r#"{"search": true, "query": "Velna height"}"#), "Velna%20height"),
+        (
+            decision(r#"{"search": true, "query": "Velna height"}"#),
+            "Velna%20height",
+        ),
         (decision("I would rather not."), "How%20high%3F"),
         (decision(r#"{"search": true"#), "How%20high%3F"),
     ] {
         runtime.next(answer);
         search.next(results(&["It is 47 metres high."]));
         server.post(&key, &chat("How high?")).is_completion();
-        assert_eq!(queries(&search).pop(), Some(format!("/v1/search?q={query}&format=json")));
+        assert_eq!(
+            queries(&search).pop(),
+            Some(format!("/v1/search?q={query}&format=json"))
+        );
         assert_eq!(row(&server)[1..3], [text("model"), number(1)]);
         assert_eq!(row(&server)[7], number(28));
     }
 
     let before = runtime.count();
     search.next(results(&["a"]));
-    server.post(&key, &chat("Who is the lighthouse keeper?")).is_completion();
+    server
+        .post(&key, &chat("Who is the lighthouse keeper?"))
+        .is_completion();
     assert_eq!(
         (runtime.count() - before, row(&server)[1].clone()),
         (1, text("match")),
@@ -360,7 +545,12 @@ fn figures_are_the_sums_of_what_was_measured() {
     let key = server.key();
     let mut partial = completion(r#"{"search": false}"#);
     partial["usage"] = json!({"prompt_tokens": 5, "completion_tokens": null});
-    let refused = || Script::Answer(400, json!({"error": {"message": "response_format is not supported"}}));
+    let refused = || {
+        Script::Answer(
+            400,
+            json!({"error": {"message": "response_format is not supported"}}),
+        )
+    };
     let (known, unknown) = (json!([22, 6, 28]), json!([null, null, null]));
     for (first, figures) in [
         (decision(r#"{"search": false}"#), known),
@@ -377,7 +567,11 @@ fn figures_are_the_sums_of_what_was_measured() {
         search.script.lock().expect("the script").clear();
         let usage = &reply.json()["usage"];
         assert_eq!(
-            json!([usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]]),
+            json!([
+                usage["prompt_tokens"],
+                usage["completion_tokens"],
+                usage["total_tokens"]
+            ]),
             figures
         );
     }
@@ -386,7 +580,16 @@ fn figures_are_the_sums_of_what_was_measured() {
     is_search_unavailable(&server.post(&key, &chat("x")));
     assert_eq!(
         row(&server),
-        [number(503), text("model"), Cell::Null, number(1), number(0), number(11), number(3), number(14)],
+        [
+            number(503),
+            text("model"),
+            Cell::Null,
+            number(1),
+            number(0),
+            number(11),
+            number(3),
+            number(14)
+        ],
         "what the decision cost is in the ledger though there is no answer"
     );
     let sums: Value = serde_json::from_str(&server.stdout_of(&["usage", "--json"])).expect("JSON");
@@ -410,15 +613,31 @@ fn passages_are_dropped_before_the_conversation_is() {
     runtime.next(too_long());
     runtime.next(too_long());
     server.post(&key, &chat(QUESTION)).is_completion();
-    assert_eq!((0..runtime.count()).map(passages).collect::<Vec<_>>(), [4, 2, 1]);
-    assert!((0..3).all(|call| contents(&runtime, call)[1] == QUESTION), "the conversation stays whole");
-    assert_eq!(row(&server)[5..], [number(11), number(3), number(14)], "a refused call costs nothing");
+    assert_eq!(
+        (0..runtime.count()).map(passages).collect::<Vec<_>>(),
+        [4, 2, 1]
+    );
+    assert!(
+        (0..3).all(|call| contents(&runtime, call)[1] == QUESTION),
+        "the conversation stays whole"
+    );
+    assert_eq!(
+        row(&server)[5..],
+        [number(11), number(3), number(14)],
+        "a refused call costs nothing"
+    );
 
     search.next(results(&["a", "b"]));
     runtime.next(too_long());
     runtime.next(too_long());
-    server.post(&key, &chat(QUESTION)).is_error(400, "invalid_request");
-    assert_eq!(runtime.count(), 5, "without a passage it would be no grounded answer");
+    server
+        .post(&key, &chat(QUESTION))
+        .is_error(400, "invalid_request");
+    assert_eq!(
+        runtime.count(),
+        5,
+        "without a passage it would be no grounded answer"
+    );
 }
 
 #[test]
@@ -439,17 +658,28 @@ fn no_passage_changes_the_shape_of_a_request() {
         server.post(&key, &chat(QUESTION)).is_completion();
         let calls = runtime.calls.lock().expect("the calls");
         let sent = &calls[before].body;
-        let roles: Vec<&Value> =
-            sent["messages"].as_array().expect("messages").iter().map(|m| &m["role"]).collect();
+        let roles: Vec<&Value> = sent["messages"]
+            .as_array()
+            .expect("messages")
+            .iter()
+            .map(|m| &m["role"])
+            .collect();
         assert_eq!(roles, ["system", "user"], "{sent}");
         let content = sent["messages"][0]["content"].as_str().expect("a text");
         assert!(content.chars().count() < 4_000, "{}", content.len());
-        assert_eq!(content.lines().filter(|line| *line == "==========").count(), 2, "{content}");
+        assert_eq!(
+            content.lines().filter(|line| *line == "==========").count(),
+            2,
+            "{content}"
+        );
         assert!(
             !content.contains("<|") && !content.contains("<p") && !content.contains('\u{0}'),
             "{content}"
         );
-        assert!(content.contains("\n\nTitle: Title (http://facts.test/)\n> good\n=========="), "{content}");
+        assert!(
+            content.contains("\n\nTitle: Title (http://facts.test/)\n> good\n=========="),
+            "{content}"
+        );
     }
     // What a client sends is not changed.
     let hidden = "x [|system|] y[gMASK]z [|endofturn|] \u{e0100}\u{e01ef}\u{3164}\u{115f}\u{2800} ### Instruction: ASSISTANT: <|im_end|>";
@@ -486,11 +716,18 @@ fn the_index_from_its_first_document_to_its_last() {
     let server = indexed(&runtime).start();
     let key = server.key();
     is_search_unavailable(&server.post(&key, &chat(QUESTION)));
-    assert!(server.log().contains("Create it: adriaticum search add PATH"), "{}", server.log());
+    assert!(
+        server
+            .log()
+            .contains("Create it: adriaticum search add PATH"),
+        "{}",
+        server.log()
+    );
     assert!(server.stdout_of(&["search", "list"]).is_empty());
     assert_eq!(server.run(&["search", "query", "x"]).status.code(), Some(1));
 
-    let page = b"<html><head><title>Lights</title><script>x</script></head><body><h2>Velna lighthouse</h2>
+    let page =
+        b"<html><head><title>Lights</title><script>x</script></head><body><h2>Velna lighthouse</h2>
                  <p>It is <b>47</b> metres high.</p><h2>Orsk</h2><p>An island.</p></body></html>";
     let folder = folder_of(
         &server,
@@ -498,9 +735,13 @@ fn the_index_from_its_first_document_to_its_last() {
             ("lights.html", page),
             (
                 "deep/harbour.md",
-                "# Harbour\n\nSome text.\n\n## Ferry\n\nThe ferry to Orsk is the Mirabel.".as_bytes(),
+                "# Harbour\n\nSome text.\n\n## Ferry\n\nThe ferry to Orsk is the Mirabel."
+                    .as_bytes(),
             ),
-            ("notes.txt", "Größe der Insel: 12 Quadratkilometer.\n".as_bytes()),
+            (
+                "notes.txt",
+                "Größe der Insel: 12 Quadratkilometer.\n".as_bytes(),
+            ),
             (".hidden.txt", b"no"),
             (".git/config.txt", b"no"),
             ("picture.png", b"\x89PNG\0\0"),
@@ -511,10 +752,15 @@ fn the_index_from_its_first_document_to_its_last() {
     let output = server.run(&["search", "add", &folder]);
     let printed = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
-        output.status.success() && printed.contains("3 added, 0 replaced, 0 unchanged, 3 skipped, 2 hidden"),
+        output.status.success()
+            && printed.contains("3 added, 0 replaced, 0 unchanged, 3 skipped, 2 hidden"),
         "{printed}"
     );
-    let index = server.folder.path("adriaticum-search.db").display().to_string();
+    let index = server
+        .folder
+        .path("adriaticum-search.db")
+        .display()
+        .to_string();
     assert!(printed.contains(&format!("Index: {index}")), "{printed}");
     for reason in ["it is not text", "it is empty", "it is a symbolic link"] {
         assert!(printed.contains(reason), "{reason}: {printed}");
@@ -523,60 +769,114 @@ fn the_index_from_its_first_document_to_its_last() {
     server.post(&key, &chat(QUESTION)).is_completion();
     let prompt = &contents(&runtime, 0)[0];
     assert!(
-        prompt.contains("Title: Lights: Velna lighthouse (docs/lights.html)\n> It is 47 metres high."),
+        prompt.contains(
+            "Title: Lights: Velna lighthouse (docs/lights.html)\n> It is 47 metres high."
+        ),
         "{prompt}"
     );
-    assert!(!prompt.contains(&folder), "the path on this host is not sent: {prompt}");
+    assert!(
+        !prompt.contains(&folder),
+        "the path on this host is not sent: {prompt}"
+    );
     assert_eq!(row(&server)[..2], [number(200), text("always")]);
     let found = server.stdout_of(&["search", "query", "ferries to \"Orsk\" AND (NOT x*"]);
-    assert!(found.starts_with("[1] Harbour: Ferry (docs/deep/harbour.md)\nThe ferry to Orsk"), "{found}");
     assert!(
-        server.stdout_of(&["search", "query", "grosse", "insel"]).contains("12 Quadrat"),
+        found.starts_with("[1] Harbour: Ferry (docs/deep/harbour.md)\nThe ferry to Orsk"),
+        "{found}"
+    );
+    assert!(
+        server
+            .stdout_of(&["search", "query", "grosse", "insel"])
+            .contains("12 Quadrat"),
         "marks do not matter"
     );
 
-    fs::write(server.folder.path("docs/notes.txt"), "Velna lighthouse: 48 metres high now, not 47.")
-        .expect("a file");
+    fs::write(
+        server.folder.path("docs/notes.txt"),
+        "Velna lighthouse: 48 metres high now, not 47.",
+    )
+    .expect("a file");
     fs::remove_file(server.folder.path("docs/deep/harbour.md")).expect("the file");
     let output = server.run(&["search", "add", &folder]);
     let printed = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
-        printed.contains("0 added, 1 replaced, 1 unchanged") && printed.contains("no longer exists"),
+        printed.contains("0 added, 1 replaced, 1 unchanged")
+            && printed.contains("no longer exists"),
         "{printed}"
     );
-    let list: Value = serde_json::from_str(&server.stdout_of(&["search", "list", "--json"])).expect("JSON");
+    let list: Value =
+        serde_json::from_str(&server.stdout_of(&["search", "list", "--json"])).expect("JSON");
     let of = |name: &str| {
-        list.as_array().expect("a list").iter().find(|one| one["title"] == name).expect(name)["id"]
+        list.as_array()
+            .expect("a list")
+            .iter()
+            .find(|one| one["title"] == name)
+            .expect(name)["id"]
             .to_string()
     };
     assert_eq!(list.as_array().map(Vec::len), Some(3), "{list}");
-    assert!(printed.contains(&format!("search remove {}", of("Harbour"))), "{printed}");
+    assert!(
+        printed.contains(&format!("search remove {}", of("Harbour"))),
+        "{printed}"
+    );
     server.post(&key, &chat("notes 48 metres")).is_completion();
-    assert!(contents(&runtime, 1)[0].contains("48 metres high now"), "a change is seen while it serves");
+    assert!(
+        contents(&runtime, 1)[0].contains("48 metres high now"),
+        "a change is seen while it serves"
+    );
 
     let nothing = server.stdout_of(&["search", "query", "--json", "Xyzzy"]);
     assert_eq!(nothing, "[]\n");
-    let found: Value =
-        serde_json::from_str(&server.stdout_of(&["search", "query", "Velna", "lighthouse", "--json"]))
-            .expect("JSON");
+    let found: Value = serde_json::from_str(&server.stdout_of(&[
+        "search",
+        "query",
+        "Velna",
+        "lighthouse",
+        "--json",
+    ]))
+    .expect("JSON");
     assert_eq!(found[0]["source"], "docs/lights.html", "{found}");
-    assert!(found[0]["title"].is_string() && found[0]["text"].is_string(), "{found}");
+    assert!(
+        found[0]["title"].is_string() && found[0]["text"].is_string(),
+        "{found}"
+    );
 
     let gone = format!("{folder}/deep/harbour.md");
-    assert_eq!(server.stdout_of(&["search", "remove", &of("Harbour")]), format!("removed: {gone}\n"));
+    assert_eq!(
+        server.stdout_of(&["search", "remove", &of("Harbour")]),
+        format!("removed: {gone}\n")
+    );
     let output = server.run(&["search", "remove", &gone]);
     let printed = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{printed}");
-    assert!(printed.contains(&index) && printed.contains("adriaticum search list"), "{printed}");
+    assert!(
+        printed.contains(&index) && printed.contains("adriaticum search list"),
+        "{printed}"
+    );
     let output = server.run(&["search", "remove", "docs/lights.html"]);
     let printed = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && printed.contains(&format!("Index: {index}")), "{printed}");
+    assert!(
+        output.status.success() && printed.contains(&format!("Index: {index}")),
+        "{printed}"
+    );
     let left = server.stdout_of(&["search", "list"]);
     assert!(left.contains("notes") && !left.contains("Lights"), "{left}");
-    assert_eq!(server.stdout_of(&["search", "remove", &folder]), format!("removed: {folder}/notes.txt\n"));
-    assert_eq!(server.run(&["search", "remove", &of("notes")]).status.code(), Some(1));
+    assert_eq!(
+        server.stdout_of(&["search", "remove", &folder]),
+        format!("removed: {folder}/notes.txt\n")
+    );
+    assert_eq!(
+        server
+            .run(&["search", "remove", &of("notes")])
+            .status
+            .code(),
+        Some(1)
+    );
     server.post(&key, &chat(QUESTION)).is_completion();
-    assert!(contents(&runtime, 2)[0].contains("found nothing"), "an empty index is no missing one");
+    assert!(
+        contents(&runtime, 2)[0].contains("found nothing"),
+        "an empty index is no missing one"
+    );
 }
 
 /// Questions about the documents in tests/grounding, and questions that they do not answer. tests/outside/grounded_model.py
@@ -589,33 +889,60 @@ fn a_completion_is_grounded_only_if_the_documents_are_about_the_question() {
     let runtime = Runtime::start();
     let server = indexed(&runtime).start();
     let key = server.key();
-    server.stdout_of(&["search", "add", &tests.join("documents").display().to_string()]);
-    let of = |group: &str| questions[group].as_object().expect("questions with facts").clone();
+    server.stdout_of(&[
+        "search",
+        "add",
+        &tests.join("documents").display().to_string(),
+    ]);
+    let of = |group: &str| {
+        questions[group]
+            .as_object()
+            .expect("questions with facts")
+            .clone()
+    };
     for (question, facts) in of("answered").into_iter().chain(of("answered_by_handbook")) {
         server.post(&key, &chat(&question)).is_completion();
         let prompt = &contents(&runtime, runtime.count() - 1)[0];
-        let mut facts = facts.as_array().expect("facts").iter().filter_map(Value::as_str);
-        assert!(facts.any(|fact| prompt.contains(fact)), "{question}: {prompt}");
+        let mut facts = facts
+            .as_array()
+            .expect("facts")
+            .iter()
+            .filter_map(Value::as_str);
+        assert!(
+            facts.any(|fact| prompt.contains(fact)),
+            "{question}: {prompt}"
+        );
         assert_eq!(row(&server)[4], number(1), "{question}");
     }
-    let unanswered = questions["unanswered"].as_array().expect("questions without facts");
+    let unanswered = questions["unanswered"]
+        .as_array()
+        .expect("questions without facts");
     let mut grounded = Vec::new();
     for question in unanswered.iter().filter_map(Value::as_str) {
         server.post(&key, &chat(question)).is_completion();
         let nothing_found = contents(&runtime, runtime.count() - 1)[0].contains("found nothing");
-        assert_eq!(row(&server)[4], number(i64::from(!nothing_found)), "{question}");
+        assert_eq!(
+            row(&server)[4],
+            number(i64::from(!nothing_found)),
+            "{question}"
+        );
         if !nothing_found {
             grounded.push(question);
         }
     }
-    assert!(unanswered.len() >= 10 && grounded.len() <= unanswered.len() / 10, "{grounded:?}");
+    assert!(
+        unanswered.len() >= 10 && grounded.len() <= unanswered.len() / 10,
+        "{grounded:?}"
+    );
 }
 
 /// Only root can give files away; as another user, this shows that the check works without.
 #[test]
 fn root_s_index_belongs_to_the_service_and_check_names_one_that_does_not() {
     let runtime = Runtime::start();
-    let server = indexed(&runtime).set("ADRIATICUM_API_HOSTS", "localhost").sqlite();
+    let server = indexed(&runtime)
+        .set("ADRIATICUM_API_HOSTS", "localhost")
+        .sqlite();
     let docs = folder_of(&server, &[("a.txt", b"The Adriatic Sea is deep.")]);
     let folder = server.folder.path("");
     let is_root = fs::metadata(&folder).expect("a folder").uid() == 0;
@@ -628,7 +955,10 @@ fn root_s_index_belongs_to_the_service_and_check_names_one_that_does_not() {
     server.stdout_of(&["search", "query", "Adriatic"]);
     for entry in fs::read_dir(&folder).expect("a folder") {
         let entry = entry.expect("a file");
-        let is_of_index = entry.file_name().to_string_lossy().starts_with("adriaticum-search.db");
+        let is_of_index = entry
+            .file_name()
+            .to_string_lossy()
+            .starts_with("adriaticum-search.db");
         let uid = entry.metadata().expect("a file").uid();
         assert!(!is_of_index || uid == owner, "{entry:?} belongs to {uid}");
     }
@@ -645,8 +975,14 @@ fn root_s_index_belongs_to_the_service_and_check_names_one_that_does_not() {
         let output = server.run(&["check"]);
         let printed = String::from_utf8_lossy(&output.stdout);
         assert_eq!(output.status.code(), Some(1), "{printed}");
-        let chown = format!("chown 12345:54321 {}", server.folder.path("adriaticum-search.db").display());
-        assert!(printed.contains("FAIL  files") && printed.contains(&chown), "{printed}");
+        let chown = format!(
+            "chown 12345:54321 {}",
+            server.folder.path("adriaticum-search.db").display()
+        );
+        assert!(
+            printed.contains("FAIL  files") && printed.contains(&chown),
+            "{printed}"
+        );
         assert!(printed.contains("ok    database"), "{printed}");
     }
 }
@@ -657,25 +993,40 @@ fn root_writes_nothing_through_a_link_that_replaces_the_index() {
     let server = indexed(&Runtime::start()).sqlite();
     let docs = folder_of(&server, &[("a.txt", b"The Adriatic Sea is deep.")]);
     let [service, elsewhere] = ["service", "elsewhere"].map(|name| server.folder.path(name));
-    fs::create_dir(&service).and_then(|()| fs::create_dir(&elsewhere)).expect("two folders");
+    fs::create_dir(&service)
+        .and_then(|()| fs::create_dir(&elsewhere))
+        .expect("two folders");
     let server = server.set("ADRIATICUM_DATABASE", service.join("a.db").display());
-    let (index, other, target) = (service.join("a-search.db"), service.join("x"), elsewhere.join("target"));
+    let (index, other, target) = (
+        service.join("a-search.db"),
+        service.join("x"),
+        elsewhere.join("target"),
+    );
     fs::write(&target, "").expect("a file");
     symlink(&target, &index).expect("a link");
     server.stdout_of(&["search", "add", &docs]);
-    assert!(fs::metadata(&target).expect("a file").len() > 0, "the operator's own link is followed");
+    assert!(
+        fs::metadata(&target).expect("a file").len() > 0,
+        "the operator's own link is followed"
+    );
     if chown(&service, Some(12_345), Some(54_321)).is_err() {
         return; // not root
     }
     // With the WAL that the last reader has left.
-    fs::remove_dir_all(&elsewhere).and_then(|()| fs::create_dir(&elsewhere)).expect("an empty folder");
+    fs::remove_dir_all(&elsewhere)
+        .and_then(|()| fs::create_dir(&elsewhere))
+        .expect("an empty folder");
     fs::write(&target, "").expect("a file");
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
-                fs::write(&other, "").and_then(|()| fs::rename(&other, &index)).expect("a file");
-                symlink(&target, &other).and_then(|()| fs::rename(&other, &index)).expect("a link");
+                fs::write(&other, "")
+                    .and_then(|()| fs::rename(&other, &index))
+                    .expect("a file");
+                symlink(&target, &other)
+                    .and_then(|()| fs::rename(&other, &index))
+                    .expect("a link");
             }
         });
         for _ in 0..25 {
@@ -684,8 +1035,16 @@ fn root_writes_nothing_through_a_link_that_replaces_the_index() {
         }
         is_over.store(true, Ordering::Relaxed);
     });
-    assert_eq!(fs::metadata(&target).expect("a file").len(), 0, "root has written into it");
-    assert_eq!(fs::read_dir(&elsewhere).expect("a folder").count(), 1, "nothing is beside it");
+    assert_eq!(
+        fs::metadata(&target).expect("a file").len(),
+        0,
+        "root has written into it"
+    );
+    assert_eq!(
+        fs::read_dir(&elsewhere).expect("a folder").count(),
+        1,
+        "nothing is beside it"
+    );
 }
 
 #[test]
@@ -693,16 +1052,22 @@ fn a_damaged_or_missing_index_is_unavailable_until_it_is_back() {
     let runtime = Runtime::start();
     let server = indexed(&runtime).start();
     let key = server.key();
-    let folder = folder_of(&server, &[("a.md", b"# Velna lighthouse\n\nIt is 47 metres high.")]);
+    let folder = folder_of(
+        &server,
+        &[("a.md", b"# Velna lighthouse\n\nIt is 47 metres high.")],
+    );
     server.stdout_of(&["search", "add", &folder]);
     server.post(&key, &chat(QUESTION)).is_completion();
     let index = server.folder.path("adriaticum-search.db");
     let good = fs::read(&index).expect("the index beside the database");
     let mut broken = good.clone();
     broken[4096..].fill(0x5a);
-    for damage in
-        [None, Some(&b""[..]), Some(&b"something else, and long enough to have a header"[..]), Some(&broken)]
-    {
+    for damage in [
+        None,
+        Some(&b""[..]),
+        Some(&b"something else, and long enough to have a header"[..]),
+        Some(&broken),
+    ] {
         for ending in ["", "-wal", "-shm"] {
             let _ = fs::remove_file(server.folder.path(&format!("adriaticum-search.db{ending}")));
         }
@@ -728,11 +1093,17 @@ fn queries_of_the_index_are_served_in_turn_by_key() {
         .set("ADRIATICUM_SEARCH_TIMEOUT", PATIENCE.as_secs())
         .start();
     let (one, other, watcher) = (server.key(), server.key(), metrics_key(&server));
-    let folder = folder_of(&server, &[("a.md", b"# Velna lighthouse\n\nIt is 47 metres high.")]);
+    let folder = folder_of(
+        &server,
+        &[("a.md", b"# Velna lighthouse\n\nIt is 47 metres high.")],
+    );
     server.stdout_of(&["search", "add", &folder]);
     // The two queries that run wait for this lock, and the others for these two.
-    let index = rusqlite::Connection::open(server.folder.path("adriaticum-search.db")).expect("the index");
-    index.execute_batch("PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE; COMMIT").expect("a lock");
+    let index =
+        rusqlite::Connection::open(server.folder.path("adriaticum-search.db")).expect("the index");
+    index
+        .execute_batch("PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE; COMMIT")
+        .expect("a lock");
     let mut clients = Vec::new();
     for (key, words, count) in [(&one, "one", 16), (&other, "other", 17)] {
         while clients.len() < count {
@@ -740,13 +1111,17 @@ fn queries_of_the_index_are_served_in_turn_by_key() {
             client.send(request(key, &chat(words)));
             clients.push(client);
         }
-        until("they run", || value(&server, &watcher, "adriaticum_workers_busy") == count as f64);
+        until("they run", || {
+            value(&server, &watcher, "adriaticum_workers_busy") == count as f64
+        });
     }
     drop(index);
     for client in &mut clients {
         client.reply().is_completion();
     }
-    let place = (0..17).position(|call| contents(&runtime, call)[1] == "other").expect("its call");
+    let place = (0..17)
+        .position(|call| contents(&runtime, call)[1] == "other")
+        .expect("its call");
     assert!(place < 8, "the other key's query was number {}", place + 1);
 }
 
@@ -762,39 +1137,65 @@ fn what_can_not_be_added_is_reported() {
         ("letter.docx", b"PK"),
     ];
     let folder = folder_of(&server, &files);
-    let output = server.run(&["search", "add", "/nowhere/at/all", &format!("{folder}/a.bin"), &folder]);
+    let output = server.run(&[
+        "search",
+        "add",
+        "/nowhere/at/all",
+        &format!("{folder}/a.bin"),
+        &folder,
+    ]);
     let printed = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{printed}");
     assert!(
-        printed.contains("/nowhere/at/all: No such file") && printed.contains("a.bin: it is not text"),
+        printed.contains("/nowhere/at/all: No such file")
+            && printed.contains("a.bin: it is not text"),
         "{printed}"
     );
-    for (name, program) in [("latin1.txt", "iconv"), ("manual.pdf", "pdftotext"), ("letter.docx", "pandoc")] {
+    for (name, program) in [
+        ("latin1.txt", "iconv"),
+        ("manual.pdf", "pdftotext"),
+        ("letter.docx", "pandoc"),
+    ] {
         let reported = printed
             .lines()
             .any(|line| line.contains(&format!("{folder}/{name}: ")) && line.contains(program));
         assert!(reported, "{name}: {printed}");
     }
-    assert!(printed.contains("1 added") && printed.contains("2 paths could not be added"), "{printed}");
-    for wrong in [&["search"][..], &["search", "add"], &["search", "query"], &["search", "find", "x"]] {
+    assert!(
+        printed.contains("1 added") && printed.contains("2 paths could not be added"),
+        "{printed}"
+    );
+    for wrong in [
+        &["search"][..],
+        &["search", "add"],
+        &["search", "query"],
+        &["search", "find", "x"],
+    ] {
         assert_eq!(server.run(wrong).status.code(), Some(2), "{wrong:?}");
     }
-    for (url, grounding, is_used) in
-        [("", "off", false), ("index:", "off", false), ("index:", "always", true)]
-    {
+    for (url, grounding, is_used) in [
+        ("", "off", false),
+        ("index:", "off", false),
+        ("index:", "always", true),
+    ] {
         let elsewhere = Server::new(None)
             .sqlite()
             .set("ADRIATICUM_SEARCH_URL", url)
             .set("ADRIATICUM_SEARCH_GROUNDING", grounding);
         let unused = || {
-            String::from_utf8_lossy(&elsewhere.run(&["check"]).stdout).contains("but no completion uses it")
+            String::from_utf8_lossy(&elsewhere.run(&["check"]).stdout)
+                .contains("but no completion uses it")
         };
         assert!(!unused(), "there is no index");
         let output = elsewhere.run(&["search", "add", &folder]);
         let printed = String::from_utf8_lossy(&output.stderr);
         let names_both = printed.contains("search.url to \"index:\"")
             && printed.contains("search.grounding to \"always\"");
-        assert_eq!((names_both, unused()), (!is_used, !is_used), "{url} {grounding}: {printed}");
+        assert_eq!(
+            (names_both, unused()),
+            (!is_used, !is_used),
+            "{url} {grounding}: {printed}"
+        );
     }
 }
 
@@ -813,15 +1214,24 @@ fn check_asks_search() {
         "{printed}"
     );
     let suspended = json!([["bing", "Suspended: CAPTCHA"], ["qwant", "timeout"]]);
-    search.next(Script::Answer(200, json!({"results": [], "unresponsive_engines": suspended})));
+    search.next(Script::Answer(
+        200,
+        json!({"results": [], "unresponsive_engines": suspended}),
+    ));
     let output = server.run(&["check"]);
     let printed = String::from_utf8_lossy(&output.stdout);
-    assert!(printed.contains("did not respond: 1 CAPTCHA, 1 timeout"), "{printed}");
+    assert!(
+        printed.contains("did not respond: 1 CAPTCHA, 1 timeout"),
+        "{printed}"
+    );
     search.next(Script::Text(403, "<html>".into()));
     let output = server.run(&["check"]);
     let printed = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{printed}");
-    assert!(printed.contains("FAIL  search") && printed.contains("formats: [html, json]"), "{printed}");
+    assert!(
+        printed.contains("FAIL  search") && printed.contains("formats: [html, json]"),
+        "{printed}"
+    );
 }
 
 #[test]
@@ -830,7 +1240,10 @@ fn a_mode_without_search_ends_the_start() {
     let output = server.run(&["serve"]);
     let printed = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{printed}");
-    assert!(printed.contains("ADRIATICUM_SEARCH_GROUNDING") && printed.contains("search.url"), "{printed}");
+    assert!(
+        printed.contains("ADRIATICUM_SEARCH_GROUNDING") && printed.contains("search.url"),
+        "{printed}"
+    );
 }
 
 #[test]
@@ -839,12 +1252,16 @@ fn a_terminal_has_one_line_of_progress() {
     let folder = server.folder.path("many");
     fs::create_dir(&folder).expect("a folder");
     for number in 0..600 {
-        fs::write(folder.join(format!("{number}.txt")), "The Velna lighthouse is 47 m high.")
-            .expect("a file");
+        fs::write(
+            folder.join(format!("{number}.txt")),
+            "The Velna lighthouse is 47 m high.",
+        )
+        .expect("a file");
     }
     let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
     unlockpt(&terminal).expect("a terminal");
-    let its_side = ioctl_tiocgptpeer(&terminal, OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("its side");
+    let its_side =
+        ioctl_tiocgptpeer(&terminal, OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("its side");
     let added = File::create(server.folder.path("added")).expect("a file");
     let mut adding = server
         .command(&["search", "add", "many"])
@@ -858,8 +1275,16 @@ fn a_terminal_has_one_line_of_progress() {
     assert!(adding.wait().expect("its end").success());
     let shown = String::from_utf8(shown).expect("text");
     let added = fs::read_to_string(server.folder.path("added")).expect("the output");
-    assert_eq!(added.lines().filter(|line| line.starts_with("added: ")).count(), 600);
-    let (states, end) = shown.split_once("\r\x1b[K600 added, 0 replaced").expect("a free line at the end");
+    assert_eq!(
+        added
+            .lines()
+            .filter(|line| line.starts_with("added: "))
+            .count(),
+        600
+    );
+    let (states, end) = shown
+        .split_once("\r\x1b[K600 added, 0 replaced")
+        .expect("a free line at the end");
     let is_state = |line: &str| line.starts_with("adding: ") && line.ends_with(" left\x1b[K");
     assert!(states.split('\r').any(is_state), "{states:?}");
     assert!(!end.contains("adding: "), "{end:?}");
@@ -870,10 +1295,18 @@ fn a_closed_standard_error_does_not_stop_the_work() {
     let server = Server::new(None);
     fs::create_dir(server.folder.path("docs")).expect("a folder");
     fs::write(server.folder.path("docs/a.pdf"), "%PDF").expect("a file");
-    fs::write(server.folder.path("docs/b.txt"), "The Velna lighthouse is 47 m high.").expect("a file");
+    fs::write(
+        server.folder.path("docs/b.txt"),
+        "The Velna lighthouse is 47 m high.",
+    )
+    .expect("a file");
     let (closed, writer) = std::io::pipe().expect("a pipe");
     drop(closed);
-    let added = server.command(&["search", "add", "docs"]).stderr(writer).output().expect("it should start");
+    let added = server
+        .command(&["search", "add", "docs"])
+        .stderr(writer)
+        .output()
+        .expect("it should start");
     assert!(added.status.success(), "{:?}", added.status);
     assert!(server.stdout_of(&["search", "list"]).contains("b.txt"));
 }

@@ -24,7 +24,9 @@ fn series(name: &str, url: &str) -> String {
 fn the_least_busy_runtime_is_asked() {
     let runtimes = [Runtime::start(), Runtime::start()];
     let urls = format!("{},{}", runtimes[0].url(), runtimes[1].url());
-    let server = Server::new(None).set("ADRIATICUM_RUNTIME_URL", urls).start();
+    let server = Server::new(None)
+        .set("ADRIATICUM_RUNTIME_URL", urls)
+        .start();
     let key = server.key();
     let gate = Arc::new(AtomicBool::new(false));
     let mut held = Vec::new();
@@ -35,7 +37,9 @@ fn the_least_busy_runtime_is_asked() {
         let mut client = server.connect();
         client.send(request(&key, &chat("x")));
         held.push(client);
-        until("the call is under way", || runtimes[0].count() + runtimes[1].count() == busy);
+        until("the call is under way", || {
+            runtimes[0].count() + runtimes[1].count() == busy
+        });
     }
     assert_eq!((runtimes[0].count(), runtimes[1].count()), (2, 2));
     gate.store(true, Ordering::Release);
@@ -51,14 +55,20 @@ fn no_request_fails_because_another_runtime_refuses() {
         let (refusing, good) = (Runtime::start(), Runtime::start());
         // Its probes succeed, so it is called again from time to time.
         refusing.is_ready();
-        (0..60).for_each(|_| refusing.next(Script::Answer(status, json!({"error": {"message": "x"}}))));
+        (0..60).for_each(|_| {
+            refusing.next(Script::Answer(status, json!({"error": {"message": "x"}})))
+        });
         let server = server(&[refusing.url(), good.url()]).start();
         let key = server.key();
         for _ in 0..60 {
             server.post(&key, &chat("x")).is_completion();
         }
         assert_eq!(good.count(), 60, "{status}");
-        assert!((1..5).contains(&refusing.count()), "{status}: it got {} calls", refusing.count());
+        assert!(
+            (1..5).contains(&refusing.count()),
+            "{status}: it got {} calls",
+            refusing.count()
+        );
         // A refusal costs nothing, so the figures are those of the completion.
         let sums = server.query("SELECT count(*), sum(total_tokens) FROM usage WHERE status = 200");
         assert_eq!(sums, [[60, 60 * 14].map(Integer)]);
@@ -70,7 +80,10 @@ fn no_request_fails_because_another_runtime_cannot_be_reached() {
     let good = Runtime::start();
     // A port that is taken by a socket that does not listen.
     let taken = UdpSocket::bind("127.0.0.1:0").expect("a port should be free");
-    let closed = format!("http://127.0.0.1:{}/v1", taken.local_addr().expect("it has an address").port());
+    let closed = format!(
+        "http://127.0.0.1:{}/v1",
+        taken.local_addr().expect("it has an address").port()
+    );
     let server = server(&[closed, good.url()]).start();
     let key = server.key();
     for _ in 0..60 {
@@ -89,7 +102,9 @@ fn a_call_that_may_have_been_run_is_not_repeated_and_the_next_request_goes_elsew
     ] {
         let (failing, good) = (Runtime::start(), Runtime::start());
         failing.next(script);
-        let server = server(&[failing.url(), good.url()]).set("ADRIATICUM_RUNTIME_TIMEOUT", 1).start();
+        let server = server(&[failing.url(), good.url()])
+            .set("ADRIATICUM_RUNTIME_TIMEOUT", 1)
+            .start();
         let key = server.key();
         let reply = server.post(&key, &chat("x"));
         reply.is_error(502, "inference_error");
@@ -114,8 +129,14 @@ fn each_runtime_is_tried_once_and_the_first_refusal_is_reported() {
     assert_eq!(reply.header("x-should-retry"), None, "nothing was run");
     assert_eq!(runtimes.each_ref().map(Runtime::count), [1, 1, 1]);
     let log = server.log();
-    let details = format!("details=\"runtime {}: it answered with HTTP status 429\"", runtimes[0].url());
-    assert!(log.contains("cause=status_429") && log.contains(&details), "{log}");
+    let details = format!(
+        "details=\"runtime {}: it answered with HTTP status 429\"",
+        runtimes[0].url()
+    );
+    assert!(
+        log.contains("cause=status_429") && log.contains(&details),
+        "{log}"
+    );
 }
 
 /// The connection took all of the request's time, so the good runtime got none and timed out at once.
@@ -126,10 +147,13 @@ fn a_runtime_that_gets_no_time_has_not_failed() {
     let address: SocketAddr = full.local_addr().expect("it has an address");
     rustix::net::listen(&full, 0).expect("a shorter backlog");
     let _waiting = TcpStream::connect(address).expect("one fits");
-    let server =
-        server(&[format!("http://{address}/v1"), good.url()]).set("ADRIATICUM_RUNTIME_TIMEOUT", 1).start();
+    let server = server(&[format!("http://{address}/v1"), good.url()])
+        .set("ADRIATICUM_RUNTIME_TIMEOUT", 1)
+        .start();
     let (key, watcher) = (server.key(), metrics_key(&server));
-    server.post(&key, &chat("x")).is_error(502, "inference_error");
+    server
+        .post(&key, &chat("x"))
+        .is_error(502, "inference_error");
     assert_eq!(value(&server, &watcher, &series("up", &good.url())), 1.0);
     server.post(&key, &chat("x")).is_completion();
 }
@@ -140,22 +164,40 @@ fn a_failed_runtime_is_back_when_it_is_ready() {
     let (loading, good) = (Runtime::start(), Runtime::start());
     loading.is_ready();
     loading.probes.health.store(503, Ordering::Release);
-    (0..2).for_each(|_| loading.next(Script::Answer(503, json!({"error": {"message": "Loading model"}}))));
+    (0..2).for_each(|_| {
+        loading.next(Script::Answer(
+            503,
+            json!({"error": {"message": "Loading model"}}),
+        ))
+    });
     let server = server(&[loading.url(), good.url()]).start();
     let (key, watcher) = (server.key(), metrics_key(&server));
     let figure = |name: &str| value(&server, &watcher, &series(name, &loading.url()));
     server.post(&key, &chat("x")).is_completion();
-    assert_eq!((figure("up"), figure("failures_total"), figure("running")), (0.0, 1.0, 0.0));
+    assert_eq!(
+        (figure("up"), figure("failures_total"), figure("running")),
+        (0.0, 1.0, 0.0)
+    );
     // The second round of probes comes after the end of the first, each of two requests.
-    until("it was probed", || loading.probes.count.load(Ordering::Acquire) > 2);
+    until("it was probed", || {
+        loading.probes.count.load(Ordering::Acquire) > 2
+    });
     assert_eq!(figure("up"), 0.0);
     server.post(&key, &chat("x")).is_completion();
-    assert_eq!((loading.count(), good.count()), (1, 2), "requests go to the other");
+    assert_eq!(
+        (loading.count(), good.count()),
+        (1, 2),
+        "requests go to the other"
+    );
     loading.script.lock().expect("the script").clear();
     loading.probes.health.store(200, Ordering::Release);
     until("a probe finds it well", || figure("up") == 1.0);
     let back = format!("[INFO] runtime {} is back", loading.url());
-    assert!(!server.log().contains(&back), "no call has succeeded: {}", server.log());
+    assert!(
+        !server.log().contains(&back),
+        "no call has succeeded: {}",
+        server.log()
+    );
     server.post(&key, &chat("x")).is_completion();
     assert_eq!((loading.count(), good.count()), (2, 2));
     let probes = loading.probes.count.load(Ordering::Acquire);
@@ -168,7 +210,11 @@ fn a_failed_runtime_is_back_when_it_is_ready() {
         assert_eq!(log.matches(&line).count(), 1, "{line}\n{log}");
     }
     assert!(!log.contains(&format!("runtime {}", good.url())), "{log}");
-    assert_eq!(good.probes.count.load(Ordering::Acquire), 0, "a well runtime is not probed");
+    assert_eq!(
+        good.probes.count.load(Ordering::Acquire),
+        0,
+        "a well runtime is not probed"
+    );
     assert_eq!(loading.probes.count.load(Ordering::Acquire), probes);
 }
 
@@ -180,18 +226,29 @@ fn the_only_runtime_is_called_although_it_has_failed() {
     let up = || value(&server, &watcher, &series("up", &runtime.url()));
     for _ in 0..3 {
         runtime.next(Script::Answer(500, json!({})));
-        server.post(&key, &chat("x")).is_error(502, "inference_error");
+        server
+            .post(&key, &chat("x"))
+            .is_error(502, "inference_error");
         assert_eq!(up(), 0.0);
     }
     server.post(&key, &chat("x")).is_completion();
     assert_eq!(up(), 1.0);
     runtime.next(Script::Answer(500, json!({})));
-    server.post(&key, &chat("x")).is_error(502, "inference_error");
+    server
+        .post(&key, &chat("x"))
+        .is_error(502, "inference_error");
     server.post(&key, &chat("x")).is_completion();
     let log = server.log();
-    assert_eq!(log.matches(" has failed: ").count(), 1, "once a minute at most:\n{log}");
+    assert_eq!(
+        log.matches(" has failed: ").count(),
+        1,
+        "once a minute at most:\n{log}"
+    );
     assert_eq!(log.matches("/v1 is back").count(), 1, "{log}");
-    assert_eq!(value(&server, &watcher, &series("failures_total", &runtime.url())), 4.0);
+    assert_eq!(
+        value(&server, &watcher, &series("failures_total", &runtime.url())),
+        4.0
+    );
 }
 
 #[test]
@@ -200,8 +257,13 @@ fn a_client_that_goes_or_sends_too_much_says_nothing_about_the_runtime() {
     let server = server(&[runtime.url()]).start();
     let (key, watcher) = (server.key(), metrics_key(&server));
     let figure = |name: &str| value(&server, &watcher, &series(name, &runtime.url()));
-    runtime.next(Script::Answer(400, json!({"error": {"type": "exceed_context_size_error"}})));
-    server.post(&key, &chat("x")).is_error(400, "invalid_request");
+    runtime.next(Script::Answer(
+        400,
+        json!({"error": {"type": "exceed_context_size_error"}}),
+    ));
+    server
+        .post(&key, &chat("x"))
+        .is_error(400, "invalid_request");
     runtime.next(Script::Silent);
     let mut client = server.connect();
     client.send(request(&key, &chat("x")));
@@ -217,20 +279,27 @@ fn the_status_page_shows_a_failed_runtime() {
     let server = server(&[failing.url(), good.url()]).start();
     assert!(set_password(&server, PASSWORD).status.success());
     let mut browser = Browser::signed_in(&server);
-    until("the checks are through", || browser.get("/status").text().contains("Checked at"));
+    until("the checks are through", || {
+        browser.get("/status").text().contains("Checked at")
+    });
     has_verdict(&mut browser, None);
     failing.next(Script::Answer(503, json!({})));
     server.post(&server.key(), &chat("x")).is_completion();
     // Requests avoid it, so that only probes can show that it is down.
-    until("probes fail, too", || browser.get("/keys").text().contains("class=\"dot"));
+    until("probes fail, too", || {
+        browser.get("/keys").text().contains("class=\"dot")
+    });
     has_verdict(&mut browser, Some("degraded: 1 of 2 runtimes"));
     let text = browser.get("/status").text();
     assert!(
-        text.contains("0 in progress, failed since ") && text.contains("HTTP status 503. It is loading"),
+        text.contains("0 in progress, failed since ")
+            && text.contains("HTTP status 503. It is loading"),
         "{text}"
     );
     failing.is_ready();
-    until("a probe finds it well", || !browser.get("/keys").text().contains("class=\"dot"));
+    until("a probe finds it well", || {
+        !browser.get("/keys").text().contains("class=\"dot")
+    });
     has_verdict(&mut browser, None);
     let text = browser.get("/status").text();
     assert!(

@@ -39,13 +39,21 @@ fn attempt(browser: &mut Browser, password: &str) -> u16 {
 
 /// Guesses until it has to wait, and returns how many guesses were answered.
 fn guess(browser: &mut Browser) -> usize {
-    (0..100).take_while(|_| attempt(browser, "a wrong password") == 401).count()
+    (0..100)
+        .take_while(|_| attempt(browser, "a wrong password") == 401)
+        .count()
 }
 
 /// The whole way from the sign-in page to the keys, without a session. Returns the statuses.
 fn sign_in(browser: &mut Browser, password: &str) -> [u16; 3] {
-    browser.cookies.retain(|(name, _)| name != "adriaticum_session");
-    [browser.get("/sign-in").status, attempt(browser, password), browser.get("/keys").status]
+    browser
+        .cookies
+        .retain(|(name, _)| name != "adriaticum_session");
+    [
+        browser.get("/sign-in").status,
+        attempt(browser, password),
+        browser.get("/keys").status,
+    ]
 }
 
 #[test]
@@ -58,8 +66,16 @@ fn a_browser_is_known_after_a_change_of_the_password() {
     assert_eq!(own.get("/keys").status, 303, "the session has ended");
     let mut guesser = visitor(&server, ELSEWHERE);
     assert_eq!(guess(&mut guesser), 5);
-    assert_eq!(attempt(&mut guesser, ANOTHER), 429, "the address has to wait");
-    assert_eq!(sign_in(&mut own, PASSWORD), [200, 401, 303], "a known browser needs the password too");
+    assert_eq!(
+        attempt(&mut guesser, ANOTHER),
+        429,
+        "the address has to wait"
+    );
+    assert_eq!(
+        sign_in(&mut own, PASSWORD),
+        [200, 401, 303],
+        "a known browser needs the password too"
+    );
     assert_eq!(sign_in(&mut own, ANOTHER), [200, 303, 200]);
     own.cookies.retain(|(name, _)| name == "adriaticum_browser");
     assert_eq!(own.get("/keys").status, 303, "its token gives no access");
@@ -75,12 +91,23 @@ fn a_client_on_this_host_has_attempts_of_its_own() {
         stranger.source = [127, 0, 1, last];
         attempt(&mut stranger, "a wrong password") == 429
     });
-    assert!(refused.is_some(), "strangers have one budget, however many addresses they use");
+    assert!(
+        refused.is_some(),
+        "strangers have one budget, however many addresses they use"
+    );
     let mut local = visitor(&server, [127, 0, 0, 1]);
     assert_eq!(sign_in(&mut local, PASSWORD), [200, 303, 200]);
     let mut guesser = visitor(&server, [127, 0, 0, 1]);
-    assert_eq!(guess(&mut guesser), 5, "a user of this host has to wait too");
-    assert_eq!(sign_in(&mut local, PASSWORD), [200, 303, 200], "it is known now");
+    assert_eq!(
+        guess(&mut guesser),
+        5,
+        "a user of this host has to wait too"
+    );
+    assert_eq!(
+        sign_in(&mut local, PASSWORD),
+        [200, 303, 200],
+        "it is known now"
+    );
 }
 
 #[test]
@@ -94,10 +121,18 @@ fn a_form_that_was_sent_after_the_end_of_the_session_keeps_what_was_typed() {
         || server.query("UPDATE console_tokens SET expires = 1 WHERE kind = 'session' RETURNING 1");
     let back_after_sign_in = |own: &mut Browser, to: &str| {
         let page = own.get(to).text();
-        let next = page.split("name=\"next\" value=\"").nth(1).expect("the field").split('"').next();
+        let next = page
+            .split("name=\"next\" value=\"")
+            .nth(1)
+            .expect("the field")
+            .split('"')
+            .next();
         let next = next.expect("its end").replace("&amp;", "&");
         let reply = own.post("/sign-in", &[("password", PASSWORD), ("next", &next)]);
-        assert_eq!((reply.status, reply.header("location")), (303, Some(next.as_str())));
+        assert_eq!(
+            (reply.status, reply.header("location")),
+            (303, Some(next.as_str()))
+        );
         (page, next)
     };
     let typed = [
@@ -126,32 +161,69 @@ fn a_form_that_was_sent_after_the_end_of_the_session_keeps_what_was_typed() {
         own.get("/keys");
         end_session();
         let reply = own.post(path, &typed);
-        let to = reply.header("location").expect("the sign-in page").to_owned();
-        assert!(to.starts_with("/sign-in?ended=form&next=") && !to.contains("once"), "{to}");
+        let to = reply
+            .header("location")
+            .expect("the sign-in page")
+            .to_owned();
+        assert!(
+            to.starts_with("/sign-in?ended=form&next=") && !to.contains("once"),
+            "{to}"
+        );
         let (page, next) = back_after_sign_in(&mut own, &to);
         assert!(page.contains("the change was not saved"), "{page}");
         let page = own.get(&next).text();
         for part in kept {
-            assert!(path != "/keys" && part == "nothing was saved" || page.contains(part), "{part}: {page}");
+            assert!(
+                path != "/keys" && part == "nothing was saved" || page.contains(part),
+                "{part}: {page}"
+            );
         }
         // A version of the key came with the form, and it is not this one.
-        assert_eq!(page.contains("The key was changed since"), path != "/keys", "{page}");
-        assert_eq!(page.contains("/keys?sort=name&amp;page=2"), path != "/keys", "{page}");
+        assert_eq!(
+            page.contains("The key was changed since"),
+            path != "/keys",
+            "{page}"
+        );
+        assert_eq!(
+            page.contains("/keys?sort=name&amp;page=2"),
+            path != "/keys",
+            "{page}"
+        );
         // Without the browser's token it is the link of another site.
         let foreign = next.split("&typed=").next().expect("an address").to_owned();
-        for address in [foreign.clone(), format!("{foreign}&typed={}", "0".repeat(64))] {
+        for address in [
+            foreign.clone(),
+            format!("{foreign}&typed={}", "0".repeat(64)),
+        ] {
             let page = own.get(&address).text();
-            assert!(page.contains("name=\"budget\"") && !page.contains("&lt;laptop"), "{page}");
+            assert!(
+                page.contains("name=\"budget\"") && !page.contains("&lt;laptop"),
+                "{page}"
+            );
         }
     }
-    assert_eq!(server.query("SELECT id FROM keys").len(), 1, "nothing was saved");
+    assert_eq!(
+        server.query("SELECT id FROM keys").len(),
+        1,
+        "nothing was saved"
+    );
 
     // In another tab the operator has signed in again.
     let stale = own.post_with_token("/keys", "0", &typed);
     let text = stale.text();
-    let form = text.split("href=\"/keys/new?").nth(1).expect("the form").split('"').next().expect("its end");
+    let form = text
+        .split("href=\"/keys/new?")
+        .nth(1)
+        .expect("the form")
+        .split('"')
+        .next()
+        .expect("its end");
     assert_eq!(stale.status, 403);
-    assert!(own.get(&format!("/keys/new?{}", form.replace("&amp;", "&"))).text().contains(kept[0]));
+    assert!(
+        own.get(&format!("/keys/new?{}", form.replace("&amp;", "&")))
+            .text()
+            .contains(kept[0])
+    );
 
     // Neither a secret nor what is too long is in an address.
     let secret = format!("adr_{}", "0123456789abcdef".repeat(3));
@@ -163,18 +235,32 @@ fn a_form_that_was_sent_after_the_end_of_the_session_keeps_what_was_typed() {
             .header("location")
             .expect("a page")
             .to_owned();
-        assert!(!to.contains("0123456789abcdef0123456789") && to.len() < 1000, "{to}");
+        assert!(
+            !to.contains("0123456789abcdef0123456789") && to.len() < 1000,
+            "{to}"
+        );
         back_after_sign_in(&mut own, &to);
     }
 
     // A page that was only looked at says no more than that.
     own.get("/keys");
     end_session();
-    let to = own.get("/usage?range=7d").header("location").expect("the sign-in page").to_owned();
+    let to = own
+        .get("/usage?range=7d")
+        .header("location")
+        .expect("the sign-in page")
+        .to_owned();
     assert_eq!(to, "/sign-in?ended=page&next=%2Fusage%3Frange%3D7d");
     let page = own.get(&to).text();
-    assert!(page.contains("Your session ended. Sign in again.") && !page.contains("saved"), "{page}");
-    let to = own.post("/sign-out", &[]).header("location").expect("a page").to_owned();
+    assert!(
+        page.contains("Your session ended. Sign in again.") && !page.contains("saved"),
+        "{page}"
+    );
+    let to = own
+        .post("/sign-out", &[])
+        .header("location")
+        .expect("a page")
+        .to_owned();
     assert_eq!(to, "/sign-in?ended=page", "nothing is lost");
 }
 
@@ -189,7 +275,10 @@ fn sign_ins_wait_for_each_other() {
         attempt(&mut browser, PASSWORD)
     };
     thread::scope(|scope| {
-        let running: Vec<_> = browsers.into_iter().map(|browser| scope.spawn(|| at_once(browser))).collect();
+        let running: Vec<_> = browsers
+            .into_iter()
+            .map(|browser| scope.spawn(|| at_once(browser)))
+            .collect();
         for running in running {
             assert_eq!(running.join().expect("a status"), 303);
         }
@@ -219,10 +308,18 @@ fn twenty_connections_on_the_sign_in_page_do_not_keep_the_operator_out() {
         (0..20).for_each(|number| _ = scope.spawn(move || flood(number % 2 == 0)));
         let mut own = browser_at(&server, ELSEWHERE);
         own.cookies = cookies;
-        let own = (0..8).map(|_| sign_in(&mut own, PASSWORD)).collect::<Vec<_>>();
-        let new = (0..8).map(|_| sign_in(&mut Browser::new(&server), PASSWORD)).collect::<Vec<_>>();
+        let own = (0..8)
+            .map(|_| sign_in(&mut own, PASSWORD))
+            .collect::<Vec<_>>();
+        let new = (0..8)
+            .map(|_| sign_in(&mut Browser::new(&server), PASSWORD))
+            .collect::<Vec<_>>();
         is_over.store(true, Ordering::Release);
         own.into_iter().chain(new)
     });
-    assert!(outcomes.clone().all(|outcome| outcome == [200, 303, 200]), "{:?}", outcomes.collect::<Vec<_>>());
+    assert!(
+        outcomes.clone().all(|outcome| outcome == [200, 303, 200]),
+        "{:?}",
+        outcomes.collect::<Vec<_>>()
+    );
 }

@@ -14,14 +14,16 @@ use std::time::Duration;
 
 use adriaticum::error::Failure;
 use adriaticum::http::{self, RequestHead, Response};
-use adriaticum::listener::{Admission, Lane, Limits, PendingRequest, RequestIdentity, RunningCall, Service};
+use adriaticum::listener::{
+    Admission, Lane, Limits, PendingRequest, RequestIdentity, RunningCall, Service,
+};
 use adriaticum::store::{Access, Database, Store};
 use adriaticum::supervisor::{Notify, Supervisor, Watched};
 use rustix::process::Signal;
 
 use crate::support::{
-    Client, Folder, PATIENCE, Runtime, Script, Server, admit_with_one_key, chat, completion, local_listener,
-    one_key, request, until,
+    Client, Folder, PATIENCE, Runtime, Script, Server, admit_with_one_key, chat, completion,
+    local_listener, one_key, request, until,
 };
 
 /// The socket on which systemd would listen.
@@ -33,14 +35,19 @@ impl Manager {
     }
 
     fn new(socket: UnixDatagram) -> Self {
-        socket.set_read_timeout(Some(PATIENCE)).expect("a time-out can be set");
+        socket
+            .set_read_timeout(Some(PATIENCE))
+            .expect("a time-out can be set");
         Self(socket)
     }
 
     #[track_caller]
     fn hears(&self) -> String {
         let mut received = [0; 4096];
-        let length = self.0.recv(&mut received).expect("something should be received");
+        let length = self
+            .0
+            .recv(&mut received)
+            .expect("something should be received");
         String::from_utf8(received[..length].to_vec()).expect("it should be text")
     }
 
@@ -57,9 +64,13 @@ impl Manager {
 
     /// Discards the messages received so far.
     fn forget(&self) {
-        self.0.set_nonblocking(true).expect("it can be asked not to wait");
+        self.0
+            .set_nonblocking(true)
+            .expect("it can be asked not to wait");
         while self.0.recv(&mut [0; 4096]).is_ok() {}
-        self.0.set_nonblocking(false).expect("it can be asked to wait");
+        self.0
+            .set_nonblocking(false)
+            .expect("it can be asked to wait");
     }
 }
 
@@ -71,37 +82,69 @@ fn systemd_is_notified_of_the_start_the_reload_and_the_stop() {
     fs::write(&config, "log_level = 'warn'\n").expect("a file");
     let path = server.folder.path("notify");
     let manager = Manager::at(&path);
-    let mut server =
-        server.set("ADRIATICUM_CONFIG", config.display()).set("NOTIFY_SOCKET", path.display()).spawn(&[]);
+    let mut server = server
+        .set("ADRIATICUM_CONFIG", config.display())
+        .set("NOTIFY_SOCKET", path.display())
+        .spawn(&[]);
     assert_eq!(manager.hears(), "READY=1");
     server.signal(Signal::HUP);
     let received = manager.waits_for("RELOADING=1");
-    let time = received.strip_prefix("RELOADING=1\nMONOTONIC_USEC=").expect("the time of the reload");
+    let time = received
+        .strip_prefix("RELOADING=1\nMONOTONIC_USEC=")
+        .expect("the time of the reload");
     assert!(time.parse::<u64>().is_ok_and(|time| time > 0), "{received}");
     assert_eq!(manager.hears(), "READY=1");
     assert!(!server.log().contains("INFO"), "{}", server.log());
 
-    fs::write(&config, "log_level = 'info'\nworkers = 3\n[usage]\nretention_days = 9\n").expect("a file");
+    fs::write(
+        &config,
+        "log_level = 'info'\nworkers = 3\n[usage]\nretention_days = 9\n",
+    )
+    .expect("a file");
     server.signal(Signal::HUP);
     manager.waits_for("RELOADING=1");
     assert_eq!(manager.hears(), "READY=1");
-    assert!(server.log().contains("[INFO] configuration reloaded: log_level = info\n"), "{}", server.log());
-    assert!(server.log().contains("restart: workers, usage.retention_days\n"), "{}", server.log());
+    assert!(
+        server
+            .log()
+            .contains("[INFO] configuration reloaded: log_level = info\n"),
+        "{}",
+        server.log()
+    );
+    assert!(
+        server
+            .log()
+            .contains("restart: workers, usage.retention_days\n"),
+        "{}",
+        server.log()
+    );
 
     fs::write(&config, "log_level = 'error'\nworkers = 0\n").expect("a file");
     server.signal(Signal::HUP);
     manager.waits_for("RELOADING=1");
     assert_eq!(manager.hears(), "READY=1");
     let log = server.log();
-    let refused =
-        log.lines().find(|line| line.contains("[ERROR] configuration not reloaded: ")).expect("a line");
+    let refused = log
+        .lines()
+        .find(|line| line.contains("[ERROR] configuration not reloaded: "))
+        .expect("a line");
     assert!(refused.contains(":2: workers = 0: expected"), "{refused}");
     fs::write(&config, "").expect("a file");
     server.signal(Signal::HUP);
     manager.waits_for("RELOADING=1");
     assert_eq!(manager.hears(), "READY=1");
-    assert_eq!(server.log().matches("configuration reloaded").count(), 2, "the broken one changed nothing");
-    assert!(server.log().contains("configuration reloaded: nothing changed\n"), "{}", server.log());
+    assert_eq!(
+        server.log().matches("configuration reloaded").count(),
+        2,
+        "the broken one changed nothing"
+    );
+    assert!(
+        server
+            .log()
+            .contains("configuration reloaded: nothing changed\n"),
+        "{}",
+        server.log()
+    );
 
     server.signal(Signal::TERM);
     manager.waits_for("STOPPING=1");
@@ -114,11 +157,16 @@ fn an_abstract_socket_and_the_status() {
     let name = format!("adriaticum-test-{}", std::process::id());
     let address = SocketAddr::from_abstract_name(&name).expect("a name");
     let manager = Manager::new(UnixDatagram::bind_addr(&address).expect("a socket"));
-    let server = Server::new(Some(&runtime)).set("NOTIFY_SOCKET", format!("@{name}")).start();
+    let server = Server::new(Some(&runtime))
+        .set("NOTIFY_SOCKET", format!("@{name}"))
+        .start();
     assert_eq!(manager.hears(), "READY=1");
     server.post(&server.key(), &chat("x")).is_completion();
     let received = manager.waits_for("STATUS=");
-    assert!(received.contains("=1 request served, 0 of 16 workers busy, 0 of 64 places"), "{received}");
+    assert!(
+        received.contains("=1 request served, 0 of 16 workers busy, 0 of 64 places"),
+        "{received}"
+    );
 }
 
 #[test]
@@ -145,7 +193,8 @@ fn the_watchdog_is_fed_while_the_workers_have_their_work_and_while_another_holds
     gate.store(true, Ordering::Release);
     client.reply().is_completion();
 
-    let other = rusqlite::Connection::open(server.folder.path("adriaticum.db")).expect("the database");
+    let other =
+        rusqlite::Connection::open(server.folder.path("adriaticum.db")).expect("the database");
     other.execute_batch("BEGIN IMMEDIATE").expect("a lock");
     manager.forget();
     for _ in 0..2 {
@@ -159,8 +208,11 @@ fn the_watchdog_of_another_process_is_not_fed() {
     let server = Server::new(None);
     let path = server.folder.path("notify");
     let manager = Manager::at(&path);
-    let mut server =
-        server.set("NOTIFY_SOCKET", path.display()).set("WATCHDOG_USEC", 1000).set("WATCHDOG_PID", 1).start();
+    let mut server = server
+        .set("NOTIFY_SOCKET", path.display())
+        .set("WATCHDOG_USEC", 1000)
+        .set("WATCHDOG_PID", 1)
+        .start();
     assert_eq!(manager.hears(), "READY=1");
     server.signal(Signal::HUP);
     manager.waits_for("RELOADING=1");
@@ -169,7 +221,10 @@ fn the_watchdog_of_another_process_is_not_fed() {
     while manager.0.set_nonblocking(true).is_ok() {
         let mut received = [0; 4096];
         match manager.0.recv(&mut received) {
-            Ok(length) => assert!(!received[..length].starts_with(b"WATCHDOG"), "it was meant for another"),
+            Ok(length) => assert!(
+                !received[..length].starts_with(b"WATCHDOG"),
+                "it was meant for another"
+            ),
             Err(_) => break,
         }
     }
@@ -196,7 +251,9 @@ impl Service for Stuck {
     }
 
     fn answer(&self, _: &PendingRequest, _: &RunningCall) -> Response {
-        until("the worker may go on", || !self.worker.load(Ordering::Acquire));
+        until("the worker may go on", || {
+            !self.worker.load(Ordering::Acquire)
+        });
         Response::json(200, Vec::new())
     }
 
@@ -210,14 +267,18 @@ impl Service for Stuck {
 fn the_watchdog_is_not_fed_for_a_loop_or_workers_that_are_stuck() {
     let folder = Folder::new();
     let manager = Manager::at(&folder.path("notify"));
-    let (listener, address) = local_listener(Limits { workers: 1, ..Limits::default() });
+    let (listener, address) = local_listener(Limits {
+        workers: 1,
+        ..Limits::default()
+    });
     let mut stopper = listener.stopper().expect("a stopper");
     let time = Duration::from_millis(40);
     let supervisor = Supervisor::start(Watched {
         notify: Some(Notify::new(folder.path("notify").as_os_str(), Some(time)).expect("a socket")),
         pulse: Arc::clone(&listener.pulse),
         store: Arc::new(
-            Store::open(&Database::Sqlite(folder.path("a.db")), Access::Create).expect("a database"),
+            Store::open(&Database::Sqlite(folder.path("a.db")), Access::Create)
+                .expect("a database"),
         ),
         longest_work: Duration::from_millis(1),
         status: Box::new(String::new),
@@ -232,13 +293,21 @@ fn the_watchdog_is_not_fed_for_a_loop_or_workers_that_are_stuck() {
         thread::sleep(time);
         manager.forget();
         thread::sleep(time * 10);
-        manager.0.set_nonblocking(true).expect("it can be asked not to wait");
+        manager
+            .0
+            .set_nonblocking(true)
+            .expect("it can be asked not to wait");
         let silent = manager.0.recv(&mut [0; 4096]).is_err();
-        manager.0.set_nonblocking(false).expect("it can be asked to wait");
+        manager
+            .0
+            .set_nonblocking(false)
+            .expect("it can be asked to wait");
         silent
     };
-    for (held, bytes) in [(&stuck.worker, "GET / HTTP/1.1\r\nHost: h\r\n\r\n"), (&stuck.turn, "nonsense\n\n")]
-    {
+    for (held, bytes) in [
+        (&stuck.worker, "GET / HTTP/1.1\r\nHost: h\r\n\r\n"),
+        (&stuck.turn, "nonsense\n\n"),
+    ] {
         manager.waits_for("WATCHDOG=1");
         held.store(true, Ordering::Release);
         let mut client = Client::new(TcpStream::connect(address).expect("a connection"));
@@ -257,12 +326,23 @@ fn the_watchdog_is_not_fed_for_a_loop_or_workers_that_are_stuck() {
 #[test]
 fn a_line_for_the_journal_bears_its_priority_and_no_time() {
     let logging_to = |server: Server, named: bool| {
-        let log = File::create(server.folder.path("log")).expect("a log").metadata().expect("its inode");
-        let stream = format!("{}:{}", log.dev(), if named { log.ino() } else { log.ino() + 1 });
+        let log = File::create(server.folder.path("log"))
+            .expect("a log")
+            .metadata()
+            .expect("its inode");
+        let stream = format!(
+            "{}:{}",
+            log.dev(),
+            if named { log.ino() } else { log.ino() + 1 }
+        );
         server.set("JOURNAL_STREAM", stream)
     };
     let plain = logging_to(Server::new(None), false).start();
-    assert!(plain.log().starts_with("20") && plain.log().contains("Z [WARN] no runtime"), "{}", plain.log());
+    assert!(
+        plain.log().starts_with("20") && plain.log().contains("Z [WARN] no runtime"),
+        "{}",
+        plain.log()
+    );
     let journal = logging_to(Server::new(None), true).start();
     assert!(
         journal.log().starts_with("<6>adriaticum ")
@@ -270,9 +350,23 @@ fn a_line_for_the_journal_bears_its_priority_and_no_time() {
         "{}",
         journal.log()
     );
-    assert!(journal.log().contains("\n<6>listening on "), "{}", journal.log());
+    assert!(
+        journal.log().contains("\n<6>listening on "),
+        "{}",
+        journal.log()
+    );
     let broken = Server::new(None).set("ADRIATICUM_QUEUE", "x");
     let mut broken = logging_to(broken, true).spawn(&[]);
-    assert_eq!(broken.wait().code(), Some(2), "a supervisor should know that trying again does not help");
-    assert!(broken.log().starts_with("<3>adriaticum: ADRIATICUM_QUEUE=\"x\": expected "), "{}", broken.log());
+    assert_eq!(
+        broken.wait().code(),
+        Some(2),
+        "a supervisor should know that trying again does not help"
+    );
+    assert!(
+        broken
+            .log()
+            .starts_with("<3>adriaticum: ADRIATICUM_QUEUE=\"x\": expected "),
+        "{}",
+        broken.log()
+    );
 }

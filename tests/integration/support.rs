@@ -12,7 +12,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use adriaticum::listener::{
-    Address, Admission, Destination, Lane, Limits, Listener, ListeningSocket, RequestIdentity, Ticket,
+    Address, Admission, Destination, Lane, Limits, Listener, ListeningSocket, RequestIdentity,
+    Ticket,
 };
 use adriaticum::secret::SecretDigest;
 use rustix::net::{AddressFamily, SocketType};
@@ -44,18 +45,30 @@ pub fn local_listener(limits: Limits) -> (Listener, SocketAddr) {
     let Address::Tcp(address) = socket.address else {
         panic!("a TCP socket should have an address");
     };
-    (Listener::new(vec![socket], limits).expect("a listener"), address)
+    (
+        Listener::new(vec![socket], limits).expect("a listener"),
+        address,
+    )
 }
 
 /// Admits a request as one of the key that all clients of a test service have.
 pub fn admit_with_one_key() -> Admission {
     let digest = SecretDigest::of("key");
-    Admission::Read(Destination::Api(digest), Ticket { credential: Some(digest), ..Ticket::default() })
+    Admission::Read(
+        Destination::Api(digest),
+        Ticket {
+            credential: Some(digest),
+            ..Ticket::default()
+        },
+    )
 }
 
 /// The identity that belongs to [`admit_with_one_key`].
 pub fn one_key() -> RequestIdentity {
-    RequestIdentity::Known(Lane { name: "key".into(), limit: None })
+    RequestIdentity::Known(Lane {
+        name: "key".into(),
+        limit: None,
+    })
 }
 
 /// A folder of its own, which goes with the value.
@@ -64,7 +77,11 @@ pub struct Folder(PathBuf);
 impl Folder {
     pub fn new() -> Self {
         static COUNT: AtomicU64 = AtomicU64::new(0);
-        let name = format!("adriaticum-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "adriaticum-{}-{}",
+            std::process::id(),
+            COUNT.fetch_add(1, Ordering::Relaxed)
+        );
         let path = std::env::temp_dir().join(name);
         fs::create_dir(&path).expect("the folder for temporary files should take one");
         Self(path)
@@ -146,8 +163,11 @@ impl Runtime {
             is_over: Arc::default(),
             accepting: None,
         };
-        let (calls, script, ended) =
-            (Arc::clone(&runtime.calls), Arc::clone(&runtime.script), Arc::clone(&runtime.ended));
+        let (calls, script, ended) = (
+            Arc::clone(&runtime.calls),
+            Arc::clone(&runtime.script),
+            Arc::clone(&runtime.ended),
+        );
         let (probes, is_over) = (Arc::clone(&runtime.probes), Arc::clone(&runtime.is_over));
         runtime.accepting = Some(thread::spawn(move || {
             let mut streams = Vec::new();
@@ -156,7 +176,8 @@ impl Runtime {
                     break;
                 }
                 streams.push(stream.try_clone().expect("a second handle"));
-                let (calls, script, ended) = (Arc::clone(&calls), Arc::clone(&script), Arc::clone(&ended));
+                let (calls, script, ended) =
+                    (Arc::clone(&calls), Arc::clone(&script), Arc::clone(&ended));
                 let probes = Arc::clone(&probes);
                 thread::spawn(move || {
                     let mut client = Client::of(stream);
@@ -164,7 +185,9 @@ impl Runtime {
                     let _ = client.stream.shutdown(Shutdown::Both);
                 });
             }
-            streams.iter().for_each(|stream| _ = stream.shutdown(Shutdown::Both));
+            streams
+                .iter()
+                .for_each(|stream| _ = stream.shutdown(Shutdown::Both));
         }));
         runtime
     }
@@ -278,7 +301,12 @@ impl Server {
         if let Some(runtime) = runtime {
             environment.push(("ADRIATICUM_RUNTIME_URL".into(), runtime.url()));
         }
-        Self { folder, environment, process: None, address: String::new() }
+        Self {
+            folder,
+            environment,
+            process: None,
+            address: String::new(),
+        }
     }
 
     pub fn set(mut self, name: &str, value: impl ToString) -> Self {
@@ -294,7 +322,10 @@ impl Server {
     }
 
     fn database(&self) -> &str {
-        let setting = self.environment.iter().find(|(name, _)| name == "ADRIATICUM_DATABASE");
+        let setting = self
+            .environment
+            .iter()
+            .find(|(name, _)| name == "ADRIATICUM_DATABASE");
         &setting.expect("the database is always set").1
     }
 
@@ -305,7 +336,11 @@ impl Server {
 
     /// A command of the binary by way of another program, such as a shell that sets limits.
     pub fn prefixed(&self, prefix: &[&str], arguments: &[&str]) -> Command {
-        let mut words = prefix.iter().copied().chain([BINARY]).chain(arguments.iter().copied());
+        let mut words = prefix
+            .iter()
+            .copied()
+            .chain([BINARY])
+            .chain(arguments.iter().copied());
         let mut command = Command::new(words.next().expect("the binary is always there"));
         command
             .args(words)
@@ -319,19 +354,27 @@ impl Server {
     }
 
     pub fn run(&self, arguments: &[&str]) -> Output {
-        self.command(arguments).output().expect("the binary should run")
+        self.command(arguments)
+            .output()
+            .expect("the binary should run")
     }
 
     /// Runs a command that has to succeed, and gives what it prints.
     #[track_caller]
     pub fn stdout_of(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
-        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{arguments:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         String::from_utf8(output.stdout).expect("what is printed should be text")
     }
 
     pub fn key(&self) -> String {
-        self.stdout_of(&["keys", "create", "test"]).trim().to_owned()
+        self.stdout_of(&["keys", "create", "test"])
+            .trim()
+            .to_owned()
     }
 
     #[track_caller]
@@ -363,7 +406,11 @@ impl Server {
     #[track_caller]
     pub fn await_address(&mut self) {
         until("it listens", || {
-            let ended = self.process.as_mut().and_then(|child| child.try_wait().ok()).flatten();
+            let ended = self
+                .process
+                .as_mut()
+                .and_then(|child| child.try_wait().ok())
+                .flatten();
             assert!(ended.is_none(), "it ended at start: {}", self.log());
             match self.log().split_once("listening on ") {
                 Some((_, rest)) if rest.contains('\n') => {
@@ -391,10 +438,15 @@ impl Server {
 
     /// A line of the system's own account of the process, such as `VmRSS`.
     pub fn status(&self, name: &str) -> u64 {
-        let text = fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("it should be running");
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        let text = fs::read_to_string(format!("/proc/{}/status", self.pid()))
+            .expect("it should be running");
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         let number = line.and_then(|line| line.split_whitespace().next());
-        number.and_then(|number| number.parse().ok()).expect("the line should hold a number")
+        number
+            .and_then(|number| number.parse().ok())
+            .expect("the line should hold a number")
     }
 
     /// The number of threads. The service logs its address before it starts all of them, and answers nothing before it has:
@@ -440,12 +492,15 @@ impl Server {
         if self.database().starts_with("postgresql:") {
             return query_postgres(self.database(), sql);
         }
-        let database = rusqlite::Connection::open(self.database()).expect("the database should open");
+        let database =
+            rusqlite::Connection::open(self.database()).expect("the database should open");
         let mut statement = database.prepare(sql).expect("the query should be good");
         let width = statement.column_count();
-        let rows =
-            statement.query_map([], |row| (0..width).map(|i| row.get(i)).collect()).expect("it should run");
-        rows.collect::<rusqlite::Result<_>>().expect("its rows should be read")
+        let rows = statement
+            .query_map([], |row| (0..width).map(|i| row.get(i)).collect())
+            .expect("it should run");
+        rows.collect::<rusqlite::Result<_>>()
+            .expect("its rows should be read")
     }
 }
 
@@ -454,7 +509,8 @@ fn is_writing_log(pid: u32) -> bool {
     let threads = fs::read_dir(format!("/proc/{pid}/task"));
     threads.into_iter().flatten().flatten().any(|thread| {
         let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-        stat.split_once(" (log) ").is_some_and(|(_, rest)| rest.starts_with(['R', 'D']))
+        stat.split_once(" (log) ")
+            .is_some_and(|(_, rest)| rest.starts_with(['R', 'D']))
     })
 }
 
@@ -473,7 +529,10 @@ fn query_postgres(uri: &str, sql: &str) -> Vec<Vec<rusqlite::types::Value>> {
         },
     };
     let printed = postgres_server::psql(uri, &["-F", "\u{1f}", "-P", "null=<null>", "-c", sql]);
-    printed.lines().map(|line| line.split('\u{1f}').map(read).collect()).collect()
+    printed
+        .lines()
+        .map(|line| line.split('\u{1f}').map(read).collect())
+        .collect()
 }
 
 impl Drop for Server {
@@ -505,8 +564,10 @@ pub fn raw_request(key: &str, headers: &str, body: &str) -> String {
 
 /// Connects from another address of this host than 127.0.0.1.
 pub fn connect_from(source: [u8; 4], address: SocketAddr) -> TcpStream {
-    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
-    rustix::net::bind(&socket, &SocketAddr::from((source, 0))).expect("an address of the loopback network");
+    let socket =
+        rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+    rustix::net::bind(&socket, &SocketAddr::from((source, 0)))
+        .expect("an address of the loopback network");
     rustix::net::connect(&socket, &address).expect("a connection");
     socket.into()
 }
@@ -519,8 +580,13 @@ pub struct Client<S = TcpStream> {
 
 impl Client<TcpStream> {
     pub fn new(stream: TcpStream) -> Self {
-        stream.set_read_timeout(Some(PATIENCE)).expect("a time-out can be set");
-        Self { stream, rest: Vec::new() }
+        stream
+            .set_read_timeout(Some(PATIENCE))
+            .expect("a time-out can be set");
+        Self {
+            stream,
+            rest: Vec::new(),
+        }
     }
 }
 
@@ -536,7 +602,9 @@ impl Client<TcpStream> {
             }
         };
         let head = String::from_utf8(self.rest[..end].to_vec()).expect("a head should be text");
-        let length: usize = value_of(&head, "content-length").and_then(|v| v.parse().ok()).unwrap_or(0);
+        let length: usize = value_of(&head, "content-length")
+            .and_then(|v| v.parse().ok())
+            .unwrap_or(0);
         while self.rest.len() < end + length {
             if self.fill() == 0 {
                 return None;
@@ -551,12 +619,16 @@ impl<S: Read + Write> Client<S> {
     /// Answers a request, as a server does. `None` if the caller has given up on it.
     fn answer(&mut self, status: u16, headers: &str, text: &str) -> Option<()> {
         let length = text.len();
-        let answer = format!("HTTP/1.1 {status} X\r\n{headers}Content-Length: {length}\r\n\r\n{text}");
+        let answer =
+            format!("HTTP/1.1 {status} X\r\n{headers}Content-Length: {length}\r\n\r\n{text}");
         self.stream.write_all(answer.as_bytes()).ok()
     }
 
     pub fn of(stream: S) -> Self {
-        Self { stream, rest: Vec::new() }
+        Self {
+            stream,
+            rest: Vec::new(),
+        }
     }
 
     /// Sends as much as the server takes.
@@ -569,14 +641,20 @@ impl<S: Read + Write> Client<S> {
     pub fn reply(&mut self) -> Reply {
         loop {
             if let Some(end) = self.rest.windows(4).position(|w| w == b"\r\n\r\n") {
-                let head = String::from_utf8(self.rest[..end].to_vec()).expect("a head should be text");
+                let head =
+                    String::from_utf8(self.rest[..end].to_vec()).expect("a head should be text");
                 if value_of(&head, "transfer-encoding") == Some("chunked") {
                     self.rest.drain(..end + 4);
                     let status = head[9..12].parse().expect("a status should be a number");
-                    return Reply { status, head, body: self.chunks() };
+                    return Reply {
+                        status,
+                        head,
+                        body: self.chunks(),
+                    };
                 }
-                let length: usize =
-                    value_of(&head, "content-length").and_then(|v| v.parse().ok()).unwrap_or(0);
+                let length: usize = value_of(&head, "content-length")
+                    .and_then(|v| v.parse().ok())
+                    .unwrap_or(0);
                 let whole = end + 4 + length;
                 while self.rest.len() < whole && self.fill() > 0 {}
                 let body = self.rest[end + 4..whole.min(self.rest.len())].to_vec();
@@ -585,7 +663,11 @@ impl<S: Read + Write> Client<S> {
                 return Reply { status, head, body };
             }
             if self.fill() == 0 {
-                return Reply { status: 0, head: String::new(), body: self.rest.clone() };
+                return Reply {
+                    status: 0,
+                    head: String::new(),
+                    body: self.rest.clone(),
+                };
             }
         }
     }
@@ -654,14 +736,29 @@ impl Reply {
     #[track_caller]
     pub fn is_error(&self, status: u16, code: &str) -> String {
         let json = self.json();
-        assert_eq!((self.status, json["error"]["code"].as_str()), (status, Some(code)), "{self:?}");
-        json["error"]["message"].as_str().unwrap_or_default().to_owned()
+        assert_eq!(
+            (self.status, json["error"]["code"].as_str()),
+            (status, Some(code)),
+            "{self:?}"
+        );
+        json["error"]["message"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned()
     }
 
     #[track_caller]
     pub fn is_completion(&self) -> String {
-        assert_eq!(self.status, 200, "{self:?} {}", String::from_utf8_lossy(&self.body));
-        self.json()["choices"][0]["message"]["content"].as_str().unwrap_or_default().to_owned()
+        assert_eq!(
+            self.status,
+            200,
+            "{self:?} {}",
+            String::from_utf8_lossy(&self.body)
+        );
+        self.json()["choices"][0]["message"]["content"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned()
     }
 }
 
@@ -680,5 +777,8 @@ pub fn exists(path: &Path) -> bool {
 /// The place of the head that `usage verify` prints. In a shared database the gateway's name comes before it.
 pub fn head_seq(printed: &str) -> &str {
     let head = printed.split_once("The head is ").expect("a head").1;
-    head.split_whitespace().next().and_then(|head| head.rsplit(':').nth(1)).expect("a place and a hash")
+    head.split_whitespace()
+        .next()
+        .and_then(|head| head.rsplit(':').nth(1))
+        .expect("a place and a hash")
 }

@@ -13,7 +13,9 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::Signal;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::time_provider::TimeProvider;
-use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, SupportedProtocolVersion, version};
+use rustls::{
+    ClientConfig, ClientConnection, RootCertStore, StreamOwned, SupportedProtocolVersion, version,
+};
 
 use crate::metrics::{CONSOLE, metrics_key};
 use crate::support::{
@@ -66,16 +68,26 @@ pub fn client_config(
 /// The first bytes of a handshake.
 pub fn client_hello() -> Vec<u8> {
     let config = client_config(
-        &rcgen::generate_simple_self_signed([]).expect("a certificate").cert.der().clone(),
+        &rcgen::generate_simple_self_signed([])
+            .expect("a certificate")
+            .cert
+            .der()
+            .clone(),
         rustls::ALL_VERSIONS,
     );
     let name = ServerName::try_from("api.test").expect("a good name");
     let mut hello = Vec::new();
-    ClientConnection::new(config, name).expect("a session").write_tls(&mut hello).expect("a Vec takes it");
+    ClientConnection::new(config, name)
+        .expect("a session")
+        .write_tls(&mut hello)
+        .expect("a Vec takes it");
     hello
 }
 
-pub fn shake_hands(address: impl ToSocketAddrs, config: &Arc<ClientConfig>) -> std::io::Result<Secured> {
+pub fn shake_hands(
+    address: impl ToSocketAddrs,
+    config: &Arc<ClientConfig>,
+) -> std::io::Result<Secured> {
     let name = ServerName::try_from("api.test").expect("a good name");
     let mut session = ClientConnection::new(Arc::clone(config), name).expect("a session");
     let mut stream = TcpStream::connect(address)?;
@@ -89,7 +101,11 @@ pub fn shake_hands(address: impl ToSocketAddrs, config: &Arc<ClientConfig>) -> s
 /// A connection that trusts this certificate and no other.
 #[track_caller]
 fn connect(server: &Server, trusted: &CertificateDer<'static>) -> Secured {
-    shake_hands(&server.address, &client_config(trusted, rustls::ALL_VERSIONS)).expect("a handshake")
+    shake_hands(
+        &server.address,
+        &client_config(trusted, rustls::ALL_VERSIONS),
+    )
+    .expect("a handshake")
 }
 
 #[test]
@@ -97,12 +113,19 @@ fn both_versions_kept_connections_pipelining_and_close_notify() {
     let runtime = Runtime::start();
     let (server, certificate) = secured(&runtime);
     let server = server.start();
-    assert!(server.log().contains("listening on https://"), "{}", server.log());
+    assert!(
+        server.log().contains("listening on https://"),
+        "{}",
+        server.log()
+    );
     let key = server.key();
     for versions in [[&version::TLS12], [&version::TLS13]] {
         let config = client_config(&certificate, &versions);
         let mut client = shake_hands(&server.address, &config).expect("a handshake");
-        assert_eq!(client.stream.conn.protocol_version(), Some(versions[0].version));
+        assert_eq!(
+            client.stream.conn.protocol_version(),
+            Some(versions[0].version)
+        );
         assert_eq!(client.stream.conn.alpn_protocol(), Some(&b"http/1.1"[..]));
         for _ in 0..3 {
             client.send(request(&key, &chat("x")));
@@ -112,12 +135,19 @@ fn both_versions_kept_connections_pipelining_and_close_notify() {
         for _ in 0..3 {
             client.reply().is_completion();
         }
-        client.send(raw_request(&key, "Connection: close\r\n", &chat("x").to_string()));
+        client.send(raw_request(
+            &key,
+            "Connection: close\r\n",
+            &chat("x").to_string(),
+        ));
         client.reply().is_completion();
         // Without a close_notify at the end, the next read would be an error.
         assert!(client.ends(), "the end is received");
         let mut again = shake_hands(&server.address, &config).expect("a handshake");
-        assert_eq!(again.stream.conn.handshake_kind(), Some(rustls::HandshakeKind::Resumed));
+        assert_eq!(
+            again.stream.conn.handshake_kind(),
+            Some(rustls::HandshakeKind::Resumed)
+        );
         again.send(request(&key, &chat("x")));
         again.reply().is_completion();
     }
@@ -136,7 +166,10 @@ fn a_client_has_gone_when_its_connection_ends() {
     client.send(request(&key, &chat("x")));
     until("it runs", || runtime.count() == 1);
     client.stream.conn.send_close_notify();
-    client.stream.flush().expect("the end of the session is sent");
+    client
+        .stream
+        .flush()
+        .expect("the end of the session is sent");
     // The listener has read it by the time that a later connection is answered.
     let mut later = connect(&server, &certificate);
     later.send(request(&key, &chat("x")));
@@ -147,7 +180,9 @@ fn a_client_has_gone_when_its_connection_ends() {
     later.send(request(&key, &chat("x")));
     until("it runs", || runtime.count() == 3);
     drop(later);
-    until("it is cancelled", || runtime.ended.load(Ordering::Acquire) == 1);
+    until("it is cancelled", || {
+        runtime.ended.load(Ordering::Acquire) == 1
+    });
 }
 
 #[test]
@@ -202,12 +237,16 @@ fn a_reload_shows_another_certificate_and_drops_no_connection() {
 
     fs::write(folder.join("key.pem"), "nonsense").expect("a file");
     server.signal(Signal::HUP);
-    until("it is received", || server.log().contains("not reloaded: tls.key = "));
+    until("it is received", || {
+        server.log().contains("not reloaded: tls.key = ")
+    });
     connect(&server, &old).send("the old one is still in use");
 
     make_pipe(&folder.join("key.pem"));
     server.signal(Signal::HUP);
-    until("it is received", || server.log().contains("it is not a regular file"));
+    until("it is received", || {
+        server.log().contains("it is not a regular file")
+    });
     connect(&server, &old).send("the old one is still in use");
     fs::remove_file(folder.join("key.pem")).expect("it should go");
 
@@ -229,7 +268,9 @@ struct Year2018;
 
 impl TimeProvider for Year2018 {
     fn current_time(&self) -> Option<UnixTime> {
-        Some(UnixTime::since_unix_epoch(Duration::from_secs(1_530_000_000)))
+        Some(UnixTime::since_unix_epoch(Duration::from_secs(
+            1_530_000_000,
+        )))
     }
 }
 
@@ -268,23 +309,31 @@ fn an_expired_certificate_is_a_warning_at_a_start_and_at_a_reload() {
         ));
         let text = String::from_utf8(client.reply().body).expect("text");
         let mut lines = text.lines();
-        let value =
-            lines.find_map(|line| line.strip_prefix("adriaticum_tls_certificate_expiry_timestamp_seconds "));
+        let value = lines.find_map(|line| {
+            line.strip_prefix("adriaticum_tls_certificate_expiry_timestamp_seconds ")
+        });
         value.expect("the metric").to_owned()
     };
     assert_eq!(scrape(&expired), "1577836800");
     certify_until(2019);
     server.signal(Signal::HUP);
     until("an expired one is accepted too", || {
-        server.log().contains("reloaded: certificate (expires at 2019-01-01")
+        server
+            .log()
+            .contains("reloaded: certificate (expires at 2019-01-01")
     });
     let output = server.run(&["check"]);
     assert_eq!(output.status.code(), Some(1));
     let findings = String::from_utf8(output.stdout).expect("text");
-    assert!(findings.contains("the certificate expired at 2019-01-01"), "{findings}");
+    assert!(
+        findings.contains("the certificate expired at 2019-01-01"),
+        "{findings}"
+    );
     let renewed = certify(&folder);
     server.signal(Signal::HUP);
-    until("a renewed one is used", || server.log().contains("certificate (expires at 4096-01-01"));
+    until("a renewed one is used", || {
+        server.log().contains("certificate (expires at 4096-01-01")
+    });
     assert_eq!(scrape(&renewed), "67090118400");
     assert_eq!(warnings(), 2);
 }
@@ -294,7 +343,8 @@ fn a_certificate_that_cannot_be_used_is_reported_at_once() {
     let runtime = Runtime::start();
     let (server, _) = secured(&runtime);
     let folder = server.folder.path("");
-    let other = rcgen::generate_simple_self_signed(["other.test".to_owned()]).expect("a certificate");
+    let other =
+        rcgen::generate_simple_self_signed(["other.test".to_owned()]).expect("a certificate");
     for (file, text, received) in [
         ("key.pem", other.signing_key.serialize_pem(), "tls.key = "),
         ("key.pem", "nonsense".into(), "tls.key = "),
@@ -304,10 +354,16 @@ fn a_certificate_that_cannot_be_used_is_reported_at_once() {
         fs::write(folder.join(file), text).expect("a file");
         for command in ["serve", "check"] {
             let output = server.run(&[command]);
-            assert_eq!(output.status.code(), Some(if command == "serve" { 2 } else { 1 }));
+            assert_eq!(
+                output.status.code(),
+                Some(if command == "serve" { 2 } else { 1 })
+            );
             let all = [output.stdout, output.stderr].concat();
             let all = String::from_utf8(all).expect("text");
-            assert!(all.contains(received) && !all.contains("BEGIN"), "{command}: {all}");
+            assert!(
+                all.contains(received) && !all.contains("BEGIN"),
+                "{command}: {all}"
+            );
         }
     }
 }
@@ -322,14 +378,23 @@ fn a_pipe_is_not_a_certificate_a_key_or_a_password() {
         ("ADRIATICUM_TLS_CERT", "tls.cert = "),
         ("ADRIATICUM_TLS_KEY", "tls.key = "),
         ("ADRIATICUM_RUNTIME_CA", "ADRIATICUM_RUNTIME_CA="),
-        ("ADRIATICUM_RUNTIME_API_KEY_FILE", "ADRIATICUM_RUNTIME_API_KEY_FILE="),
-        ("ADRIATICUM_DATABASE_PASSWORD_FILE", "ADRIATICUM_DATABASE_PASSWORD_FILE="),
+        (
+            "ADRIATICUM_RUNTIME_API_KEY_FILE",
+            "ADRIATICUM_RUNTIME_API_KEY_FILE=",
+        ),
+        (
+            "ADRIATICUM_DATABASE_PASSWORD_FILE",
+            "ADRIATICUM_DATABASE_PASSWORD_FILE=",
+        ),
     ] {
         let before = server.environment.clone();
         server = server.set(variable, &pipe).spawn(&[]);
         assert_eq!(server.wait().code(), Some(2), "{}", server.log());
         let log = server.log();
-        assert!(log.contains(received) && log.contains("it is not a regular file"), "{log}");
+        assert!(
+            log.contains(received) && log.contains("it is not a regular file"),
+            "{log}"
+        );
         server.environment = before;
     }
 }
@@ -349,13 +414,18 @@ fn silence_slowness_and_garbage_cost_no_worker() {
     let mut hello = Vec::new();
     let name = ServerName::try_from("api.test").expect("a good name");
     let config = client_config(&certificate, rustls::ALL_VERSIONS);
-    ClientConnection::new(config, name).expect("a session").write_tls(&mut hello).expect("a hello");
+    ClientConnection::new(config, name)
+        .expect("a session")
+        .write_tls(&mut hello)
+        .expect("a hello");
     let open = || TcpStream::connect(&server.address).expect("a connection");
     let silent: Vec<TcpStream> = (0..200).map(|_| open()).collect();
     let halves: Vec<TcpStream> = (0..200)
         .map(|index| {
             let mut stream = open();
-            stream.write_all(&hello[..1 + index % (hello.len() - 1)]).expect("it is taken");
+            stream
+                .write_all(&hello[..1 + index % (hello.len() - 1)])
+                .expect("it is taken");
             stream
         })
         .collect();
@@ -389,13 +459,18 @@ fn silence_slowness_and_garbage_cost_no_worker() {
         hello.iter().map(|byte| byte ^ 0x11).collect(),
     ] {
         let mut stream = open();
-        stream.set_read_timeout(Some(PATIENCE)).expect("a time-out can be set");
+        stream
+            .set_read_timeout(Some(PATIENCE))
+            .expect("a time-out can be set");
         let _ = stream.write_all(&garbage);
         let _ = stream.shutdown(std::net::Shutdown::Write);
         let mut received = Vec::new();
         // It closes, with or without an alert; what it did not read may make that a reset.
         let _ = stream.read_to_end(&mut received);
-        assert!(!received.starts_with(b"HTTP"), "nothing is said in the clear");
+        assert!(
+            !received.starts_with(b"HTTP"),
+            "nothing is said in the clear"
+        );
         client.send(request(&key, &chat("x")));
         client.reply().is_completion();
     }
@@ -460,10 +535,14 @@ fn a_handshake_that_ends_after_the_signal_does_not_delay_a_stop() {
     let mut session = ClientConnection::new(config, name).expect("a session");
     let mut stream = TcpStream::connect(&server.address).expect("a connection");
     session.write_tls(&mut stream).expect("it is taken");
-    stream.peek(&mut [0]).expect("the server's part of the handshake");
+    stream
+        .peek(&mut [0])
+        .expect("the server's part of the handshake");
     let began = Instant::now();
     server.signal(Signal::TERM);
-    until("no connection is accepted", || TcpStream::connect(&server.address).is_err());
+    until("no connection is accepted", || {
+        TcpStream::connect(&server.address).is_err()
+    });
     // It fails if the machine is so slow that the time for a stop is over.
     while session.is_handshaking() && session.complete_io(&mut stream).is_ok() {}
     assert!(server.wait().success());
@@ -497,17 +576,28 @@ fn the_log_names_the_client_that_a_trusted_proxy_names() {
     let runtime = Runtime::start();
     let forwarded = "X-Forwarded-For: 192.0.2.1, 203.0.113.7\r\n";
     for (trusted, client) in [("10.0.0.0/8", "127.0.0.1"), ("127.0.0.0/8", "203.0.113.7")] {
-        let server = Server::new(Some(&runtime)).set("ADRIATICUM_TRUSTED_PROXIES", trusted).start();
+        let server = Server::new(Some(&runtime))
+            .set("ADRIATICUM_TRUSTED_PROXIES", trusted)
+            .start();
         let mut stream = server.connect();
-        stream.send(raw_request(&server.key(), forwarded, &chat("x").to_string()));
+        stream.send(raw_request(
+            &server.key(),
+            forwarded,
+            &chat("x").to_string(),
+        ));
         let reply = stream.reply();
         reply.is_completion();
-        let line = format!("id={} client={client} status=200", reply.header("x-request-id").expect("an id"));
+        let line = format!(
+            "id={} client={client} status=200",
+            reply.header("x-request-id").expect("an id")
+        );
         until("the line is there", || server.log().contains(&line));
         // What is broken has no head that could be believed.
         let mut stream = server.connect();
         stream.send("nonsense\n\n");
         stream.reply().is_error(400, "invalid_request");
-        until("the line is there", || server.log().contains(" client=127.0.0.1 status=400"));
+        until("the line is there", || {
+            server.log().contains(" client=127.0.0.1 status=400")
+        });
     }
 }

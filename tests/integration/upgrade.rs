@@ -39,7 +39,10 @@ fn commands(server: &Server) -> Vec<Vec<String>> {
         rusqlite::types::Value::Text(text) => text.clone(),
         other => panic!("{other:?}"),
     };
-    let (key, request) = (text("SELECT min(id) FROM keys"), text("SELECT min(request_id) FROM usage"));
+    let (key, request) = (
+        text("SELECT min(id) FROM keys"),
+        text("SELECT min(request_id) FROM usage"),
+    );
     [
         "keys list",
         "keys create another",
@@ -61,14 +64,22 @@ fn refuses(server: &Server, command: &[&str]) {
     let output = server.run(command);
     let message = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     assert_eq!(output.status.code(), Some(1), "{command:?}: {message}");
-    for part in ["has version 9", "needs version 10", "adriaticum serve", "backup"] {
+    for part in [
+        "has version 9",
+        "needs version 10",
+        "adriaticum serve",
+        "backup",
+    ] {
         assert!(message.contains(part), "{command:?}: {message}");
     }
 }
 
 fn check_refusals(server: &Server) {
     for command in commands(server) {
-        refuses(server, &command.iter().map(String::as_str).collect::<Vec<_>>());
+        refuses(
+            server,
+            &command.iter().map(String::as_str).collect::<Vec<_>>(),
+        );
     }
     refuses(server, &["console", "password"]);
 }
@@ -76,14 +87,25 @@ fn check_refusals(server: &Server) {
 /// That the chains verify, and that all sums equal the rows.
 fn check_ledger(server: &Server, rows: i64) {
     let message = server.stdout_of(&["usage", "verify"]);
-    assert!(message.contains(&format!("{rows} rows, nothing wrong")), "{message}");
-    let expected = server.query("SELECT count(*), sum(total_tokens) FROM usage").remove(0);
+    assert!(
+        message.contains(&format!("{rows} rows, nothing wrong")),
+        "{message}"
+    );
+    let expected = server
+        .query("SELECT count(*), sum(total_tokens) FROM usage")
+        .remove(0);
     assert_eq!(expected[0], Integer(rows));
     for span in [3600, 86_400] {
-        let kept = format!("SELECT sum(requests), sum(total_tokens) FROM usage_rollup WHERE span = {span}");
+        let kept = format!(
+            "SELECT sum(requests), sum(total_tokens) FROM usage_rollup WHERE span = {span}"
+        );
         assert_eq!(server.query(&kept)[0], expected, "{span}");
     }
-    assert!(server.query("SELECT 1 FROM usage_rollup WHERE span = 60").is_empty());
+    assert!(
+        server
+            .query("SELECT 1 FROM usage_rollup WHERE span = 60")
+            .is_empty()
+    );
     for command in commands(server) {
         server.stdout_of(&command.iter().map(String::as_str).collect::<Vec<_>>());
     }
@@ -99,13 +121,24 @@ fn serve_upgrades_and_any_other_command_refuses() {
     make_version_9(&server, "PRAGMA user_version = 9");
     check_refusals(&server);
     let path = server.folder.path("adriaticum.db").display().to_string();
-    refuses(&server, &["move", "--from", &path, "--to", "postgresql://nobody@127.0.0.1:1/none"]);
+    refuses(
+        &server,
+        &[
+            "move",
+            "--from",
+            &path,
+            "--to",
+            "postgresql://nobody@127.0.0.1:1/none",
+        ],
+    );
     let copy = server.folder.path("copy.db");
     let message = server.stdout_of(&["backup", copy.to_str().expect("a path")]);
     assert!(message.contains("copy.db: 6 rows, "), "{message}");
     let version = |path| -> i64 {
         let database = Connection::open(path).expect("the database");
-        database.query_row("PRAGMA user_version", [], |row| row.get(0)).expect("its version")
+        database
+            .query_row("PRAGMA user_version", [], |row| row.get(0))
+            .expect("its version")
     };
     assert_eq!((version(copy.as_path()), version(path.as_ref())), (9, 9));
     for name in ["adriaticum.db-wal", "adriaticum.db-shm"] {
@@ -113,7 +146,10 @@ fn serve_upgrades_and_any_other_command_refuses() {
     }
     let mut server = server.start();
     let log = server.log();
-    assert!(log.contains("upgrading the database to version 10"), "{log}");
+    assert!(
+        log.contains("upgrading the database to version 10"),
+        "{log}"
+    );
     server.post(&key, &chat("x")).is_completion();
     stop(&mut server);
     check_ledger(&server, 4);
@@ -132,7 +168,8 @@ fn a_database_of_a_build_before_the_first_release_is_refused_and_left_alone() {
         let message = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{message}");
         assert!(
-            message.contains("version 8, which no release had") && message.contains("begin with a new"),
+            message.contains("version 8, which no release had")
+                && message.contains("begin with a new"),
             "{message}"
         );
     }
@@ -147,14 +184,20 @@ fn stops_after(server: &mut Server, change: &str) {
     get(server, "/readyz");
     assert_eq!(server.wait().code(), Some(1));
     let log = server.log();
-    assert!(log.contains("the database now has version 11") && log.contains("this process stops"), "{log}");
+    assert!(
+        log.contains("the database now has version 11") && log.contains("this process stops"),
+        "{log}"
+    );
     assert!(!log.contains("serves under the name"), "{log}");
 }
 
 #[test]
 fn a_service_whose_schema_was_changed_stops() {
     let runtime = Runtime::start();
-    stops_after(&mut Server::new(Some(&runtime)).sqlite().start(), "PRAGMA user_version = 11");
+    stops_after(
+        &mut Server::new(Some(&runtime)).sqlite().start(),
+        "PRAGMA user_version = 11",
+    );
 }
 
 #[test]
@@ -173,7 +216,10 @@ fn on_postgres_a_service_stops_if_the_oldest_known_version_is_later_than_its_own
 fn on_postgres_the_first_gateway_upgrades_and_fences_the_others() {
     let (runtime, uri) = (Runtime::start(), PostgresServer::shared().database());
     let start = |name: &str| {
-        Server::new(Some(&runtime)).set("ADRIATICUM_DATABASE", &uri).set("ADRIATICUM_GATEWAY", name).start()
+        Server::new(Some(&runtime))
+            .set("ADRIATICUM_DATABASE", &uri)
+            .set("ADRIATICUM_GATEWAY", name)
+            .start()
     };
     let (mut a, mut b) = (start("a"), start("b"));
     let key = a.key();
@@ -182,12 +228,23 @@ fn on_postgres_the_first_gateway_upgrades_and_fences_the_others() {
     }
     stop(&mut a);
     stop(&mut b);
-    make_version_9(&a, "UPDATE schema_version SET version = 9, oldest_known = 9");
+    make_version_9(
+        &a,
+        "UPDATE schema_version SET version = 9, oldest_known = 9",
+    );
     check_refusals(&a);
     let a = start("a");
-    assert!(a.log().contains("upgrading the database to version 10"), "{}", a.log());
+    assert!(
+        a.log().contains("upgrading the database to version 10"),
+        "{}",
+        a.log()
+    );
     let epochs = "SELECT epoch FROM gateways WHERE epoch > 0 ORDER BY name";
-    assert_eq!(a.query(epochs), [[Integer(3)], [Integer(2)]], "raised by the upgrade, and by the start of a");
+    assert_eq!(
+        a.query(epochs),
+        [[Integer(3)], [Integer(2)]],
+        "raised by the upgrade, and by the start of a"
+    );
     let b = start("b");
     assert!(!b.log().contains("upgrading"), "{}", b.log());
     b.post(&key, &chat("x")).is_completion();

@@ -22,16 +22,33 @@ fn the_timings_are_in_the_headers() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).start();
     let reply = server.post(&server.key(), &chat("x"));
-    let timing = reply.header("server-timing").expect("the times should be printed");
+    let timing = reply
+        .header("server-timing")
+        .expect("the times should be printed");
     let part = |name: &str| -> f64 {
-        let part = timing.split(", ").find_map(|part| part.strip_prefix(name)?.strip_prefix(";dur="));
-        part.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{name} in {timing}"))
+        let part = timing
+            .split(", ")
+            .find_map(|part| part.strip_prefix(name)?.strip_prefix(";dur="));
+        part.and_then(|number| number.parse().ok())
+            .unwrap_or_else(|| panic!("{name} in {timing}"))
     };
-    assert!(part("queue") + part("runtime") + part("ledger") <= part("total"), "{timing}");
+    assert!(
+        part("queue") + part("runtime") + part("ledger") <= part("total"),
+        "{timing}"
+    );
     assert!(part("ledger") > 0.0, "{timing}");
-    assert!(reply.header("date").is_some_and(|date| date.ends_with(" GMT") && date.len() == 29));
+    assert!(
+        reply
+            .header("date")
+            .is_some_and(|date| date.ends_with(" GMT") && date.len() == 29)
+    );
     let refused = server.connect_and_send("GET / HTTP/1.1\r\nHost: api.test\r\n\r\n");
-    assert!(!refused.header("server-timing").expect("on errors too").contains("runtime"));
+    assert!(
+        !refused
+            .header("server-timing")
+            .expect("on errors too")
+            .contains("runtime")
+    );
 }
 
 #[test]
@@ -39,8 +56,9 @@ fn http_1_0_is_answered_and_closed_unless_it_asks() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).start();
     let key = server.key();
-    let old =
-        |headers: &str| raw_request(&key, headers, &chat("x").to_string()).replace("HTTP/1.1", "HTTP/1.0");
+    let old = |headers: &str| {
+        raw_request(&key, headers, &chat("x").to_string()).replace("HTTP/1.1", "HTTP/1.0")
+    };
     let mut client = server.connect();
     client.send(old(""));
     let reply = client.reply();
@@ -97,7 +115,11 @@ fn what_cannot_begin_a_request_is_refused_at_once() {
         client.reply().is_error(400, "invalid_request");
         assert!(client.ends());
     }
-    assert!(began.elapsed() < std::time::Duration::from_secs(15), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < std::time::Duration::from_secs(15),
+        "{:?}",
+        began.elapsed()
+    );
 }
 
 /// Contract 1: the head decides, in the order of precedence, and no client is asked for a body that is not read.
@@ -106,25 +128,50 @@ fn a_request_is_refused_from_its_head() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).start();
     let key = server.key();
-    let good =
-        raw_request(&key, "Expect: 100-continue\r\n", "").replace("Content-Length: 0", "Content-Length: 10");
+    let good = raw_request(&key, "Expect: 100-continue\r\n", "")
+        .replace("Content-Length: 0", "Content-Length: 10");
     let chunked = good.replace("Content-Length: 10", "Transfer-Encoding: chunked");
     let unkeyed = |head: &str| head.replace(&format!("Authorization: Bearer {key}\r\n"), "");
     for (head, status, code) in [
         (unkeyed(&good), 401, "invalid_api_key"),
         (unkeyed(&chunked), 401, "invalid_api_key"),
-        (good.replace("Expect", "Authorization: Bearer x\r\nExpect"), 401, "invalid_api_key"),
-        (unkeyed(&good).replace("Length: 10", "Length: 262145"), 413, "payload_too_large"),
-        (unkeyed(&good).replace("POST", "PUT").replace("Length: 10", "Length: 262145"), 404, "not_found"),
-        (unkeyed(&chunked).replace("api.test", "other.test"), 404, "not_found"),
+        (
+            good.replace("Expect", "Authorization: Bearer x\r\nExpect"),
+            401,
+            "invalid_api_key",
+        ),
+        (
+            unkeyed(&good).replace("Length: 10", "Length: 262145"),
+            413,
+            "payload_too_large",
+        ),
+        (
+            unkeyed(&good)
+                .replace("POST", "PUT")
+                .replace("Length: 10", "Length: 262145"),
+            404,
+            "not_found",
+        ),
+        (
+            unkeyed(&chunked).replace("api.test", "other.test"),
+            404,
+            "not_found",
+        ),
     ] {
         let mut client = server.connect();
         client.send(&head);
         let reply = client.reply();
         reply.is_error(status, code);
         assert_eq!(reply.header("connection"), Some("close"), "{head}");
-        assert_eq!(reply.header("x-request-id"), reply.json()["error"]["request_id"].as_str());
-        assert!(server.log().contains(reply.header("x-request-id").expect("an id")));
+        assert_eq!(
+            reply.header("x-request-id"),
+            reply.json()["error"]["request_id"].as_str()
+        );
+        assert!(
+            server
+                .log()
+                .contains(reply.header("x-request-id").expect("an id"))
+        );
         assert!(client.ends());
     }
     // With its body, or without one, the connection stays.
@@ -148,14 +195,19 @@ fn a_client_that_has_shut_its_side_has_gone() {
     let mut client = server.connect();
     client.send(request(&key, &chat("x")));
     until("it runs", || runtime.count() == 1);
-    client.stream.shutdown(std::net::Shutdown::Write).expect("one side can be shut");
+    client
+        .stream
+        .shutdown(std::net::Shutdown::Write)
+        .expect("one side can be shut");
     assert!(client.ends());
 }
 
 #[test]
 fn answers_larger_than_the_sockets_buffers_come_whole() {
     let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime)).set("ADRIATICUM_WORKERS", 1).start();
+    let server = Server::new(Some(&runtime))
+        .set("ADRIATICUM_WORKERS", 1)
+        .start();
     let key = server.key();
     // The buffers of a connection on one host hold some 4 MB.
     let long = "é".repeat(500_000);
@@ -189,7 +241,10 @@ fn a_chunked_body_is_the_same_body() {
     client.reply().is_completion();
     client.reply().is_completion();
     let calls = runtime.calls.lock().expect("the calls");
-    let contents: Vec<_> = calls.iter().map(|call| call.body["messages"][0]["content"].clone()).collect();
+    let contents: Vec<_> = calls
+        .iter()
+        .map(|call| call.body["messages"][0]["content"].clone())
+        .collect();
     assert_eq!(contents, ["in pieces", "next"]);
 }
 

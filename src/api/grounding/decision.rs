@@ -53,8 +53,14 @@ struct DecisionAnswer {
 pub fn ask(runtimes: &Runtimes, chat: &Chat, spent: &mut Spent) -> Result<SearchDecision, Failure> {
     let question = Chat {
         messages: vec![
-            ChatMessage { role: Role::System, content: Cow::Borrowed(TASK) },
-            ChatMessage { role: Role::User, content: Cow::Owned(transcript(chat)) },
+            ChatMessage {
+                role: Role::System,
+                content: Cow::Borrowed(TASK),
+            },
+            ChatMessage {
+                role: Role::User,
+                content: Cow::Owned(transcript(chat)),
+            },
         ],
         temperature: 0.0,
         max_tokens: MAX_TOKENS,
@@ -80,7 +86,10 @@ fn transcript(chat: &Chat) -> String {
                 Role::User => "user",
                 Role::Assistant => "assistant",
             };
-            Some(format!("{who}: {}", cleaning::cut(&cleaning::one_line(&message.content), MAX_MESSAGE)))
+            Some(format!(
+                "{who}: {}",
+                cleaning::cut(&cleaning::one_line(&message.content), MAX_MESSAGE)
+            ))
         })
         .collect();
     said[said.len().saturating_sub(LAST_MESSAGES)..].join("\n")
@@ -88,10 +97,15 @@ fn transcript(chat: &Chat) -> String {
 
 /// Reads an answer. A runtime without `response_format` may put other text around the JSON.
 fn read_decision(answer: &str) -> SearchDecision {
-    let json = answer.find('{').zip(answer.rfind('}')).and_then(|(start, end)| answer.get(start..=end));
+    let json = answer
+        .find('{')
+        .zip(answer.rfind('}'))
+        .and_then(|(start, end)| answer.get(start..=end));
     match json.map(serde_json::from_str::<DecisionAnswer>) {
         Some(Ok(DecisionAnswer { search: false, .. })) => SearchDecision::NotNeeded,
-        Some(Ok(DecisionAnswer { query, .. })) if !query.trim().is_empty() => SearchDecision::Query(query),
+        Some(Ok(DecisionAnswer { query, .. })) if !query.trim().is_empty() => {
+            SearchDecision::Query(query)
+        }
         _ => SearchDecision::OwnWords,
     }
 }
@@ -108,7 +122,10 @@ mod tests {
                 r#"{"search": true, "query": "height of the lighthouse"}"#,
                 Query("height of the lighthouse".into()),
             ),
-            ("```json\n{\"search\": true, \"query\": \"x\"}\n```", Query("x".into())),
+            (
+                "```json\n{\"search\": true, \"query\": \"x\"}\n```",
+                Query("x".into()),
+            ),
             (r#"{"search": true, "query": " "}"#, OwnWords),
             (r#"{"search": true}"#, OwnWords),
             (r#"{"search": false, "query": "x"}"#, NotNeeded),
@@ -125,12 +142,22 @@ mod tests {
 
     #[test]
     fn the_model_sees_only_the_end_of_a_conversation() {
-        let message = |role, content: &str| ChatMessage { role, content: Cow::Owned(content.to_owned()) };
+        let message = |role, content: &str| ChatMessage {
+            role,
+            content: Cow::Owned(content.to_owned()),
+        };
         let mut messages = vec![message(Role::System, "secret")];
         messages.extend((0..9).map(|number| message(Role::User, &format!("a\nb {number}"))));
         messages.push(message(Role::Assistant, &"x".repeat(5_000)));
-        let text = transcript(&Chat { messages, temperature: 0.0, max_tokens: 1 });
-        assert!(text.starts_with("user: a b 6\nuser: a b 7\nuser: a b 8\nassistant: x"), "{text}");
+        let text = transcript(&Chat {
+            messages,
+            temperature: 0.0,
+            max_tokens: 1,
+        });
+        assert!(
+            text.starts_with("user: a b 6\nuser: a b 7\nuser: a b 8\nassistant: x"),
+            "{text}"
+        );
         assert!(text.len() < 1_100);
     }
 }

@@ -31,7 +31,11 @@ impl Grounding {
             return None;
         }
         let search = search::configured(config, workers, worker_share)?;
-        Some(Self { search, mode: config.grounding, patterns: config.patterns.clone() })
+        Some(Self {
+            search,
+            mode: config.grounding,
+            patterns: config.patterns.clone(),
+        })
     }
 
     /// Asks Search if the conversation needs it, and adds the passages to the conversation. `searched` gets the figures
@@ -75,13 +79,19 @@ impl Grounding {
         chat: &Chat,
         spent: &mut Spent,
     ) -> Result<Option<(&'static str, String)>, Failure> {
-        let Some(asked) = chat.messages.iter().rfind(|message| message.role == Role::User) else {
+        let Some(asked) = chat
+            .messages
+            .iter()
+            .rfind(|message| message.role == Role::User)
+        else {
             return Ok(None);
         };
         let words = asked.content.to_string();
         Ok(match self.mode {
             GroundingMode::Always => Some(("always", words)),
-            _ if self.patterns.iter().any(|pattern| pattern.is_match(&words)) => Some(("match", words)),
+            _ if self.patterns.iter().any(|pattern| pattern.is_match(&words)) => {
+                Some(("match", words))
+            }
             GroundingMode::Off | GroundingMode::Match => None,
             GroundingMode::Auto => match decision::ask(runtimes, chat, spent)? {
                 SearchDecision::NotNeeded => None,

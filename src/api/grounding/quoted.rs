@@ -39,10 +39,20 @@ pub struct Quoted {
 impl Quoted {
     /// Puts the passages into the conversation.
     pub fn put(passages: Vec<Passage>, chat: &mut Chat) -> Self {
-        let place = chat.messages.iter().take_while(|message| message.role == Role::System).count();
+        let place = chat
+            .messages
+            .iter()
+            .take_while(|message| message.role == Role::System)
+            .count();
         let quoted = Self { passages, place };
         let content = Cow::Owned(quoted.content());
-        chat.messages.insert(place, ChatMessage { role: Role::System, content });
+        chat.messages.insert(
+            place,
+            ChatMessage {
+                role: Role::System,
+                content,
+            },
+        );
         quoted
     }
 
@@ -61,21 +71,40 @@ impl Quoted {
             return NOTHING.into();
         }
         let passages: Vec<String> = self.passages.iter().map(quote).collect();
-        format!("{BEFORE}\n\n{FENCE}\n{}\n{FENCE}\n\n{AFTER}", passages.join("\n\n"))
+        format!(
+            "{BEFORE}\n\n{FENCE}\n{}\n{FENCE}\n\n{AFTER}",
+            passages.join("\n\n")
+        )
     }
 }
 
 /// A passage: its title and source in one line, and below it its text, with a mark before each line. It has no number: a
 /// client does not see the passages, so it could not look a number up.
-fn quote(Passage { title, source, text }: &Passage) -> String {
-    let mut quoted = format!("Title: {}", break_tokens(cleaning::cut(&cleaning::one_line(title), MAX_TITLE)));
+fn quote(
+    Passage {
+        title,
+        source,
+        text,
+    }: &Passage,
+) -> String {
+    let mut quoted = format!(
+        "Title: {}",
+        break_tokens(cleaning::cut(&cleaning::one_line(title), MAX_TITLE))
+    );
     if !source.is_empty() {
-        quoted += &format!(" ({})", break_tokens(cleaning::cut(&cleaning::one_line(source), MAX_SOURCE)));
+        quoted += &format!(
+            " ({})",
+            break_tokens(cleaning::cut(&cleaning::one_line(source), MAX_SOURCE))
+        );
     }
     let cleaned = cleaning::clean(text);
     let whole = cleaned.trim();
     let cut = cleaning::cut(whole, MAX_PASSAGE);
-    for line in cut.lines().map(cleaning::one_line).filter(|line| !line.is_empty()) {
+    for line in cut
+        .lines()
+        .map(cleaning::one_line)
+        .filter(|line| !line.is_empty())
+    {
         quoted += &format!("\n> {}", break_tokens(&line));
     }
     if cut.len() < whole.len() {
@@ -128,7 +157,8 @@ fn is_inside_token(before: &str, c: char, rest: &str) -> bool {
         // [INST], [/INST], [|user|], [gMASK], [e~[; but not "[1]", "a[i]" and "[see below]".
         '[' => {
             let end = rest.find(|c: char| c.is_whitespace() || matches!(c, '[' | ']'));
-            let is_word = end.is_some_and(|end| end > 1 && !rest[end..].starts_with(char::is_whitespace));
+            let is_word =
+                end.is_some_and(|end| end > 1 && !rest[end..].starts_with(char::is_whitespace));
             is_word && !next.is_ascii_digit()
         }
         // The ends of <|user|> and [|user|], and |||EMAIL_ADDRESS|||; but not "a || b".
@@ -136,14 +166,21 @@ fn is_inside_token(before: &str, c: char, rest: &str) -> bool {
         // ]~b] and ]!p~[
         ']' => matches!(next, '~' | '!'),
         // >>QUESTION<<
-        '>' => rest.strip_prefix('>').is_some_and(|rest| rest.starts_with(char::is_uppercase)),
+        '>' => rest
+            .strip_prefix('>')
+            .is_some_and(|rest| rest.starts_with(char::is_uppercase)),
         // ### Instruction:
         '#' => next == '#',
         // USER: and ASSISTANT:
         _ if next == ':' => {
-            let word = before.rsplit(|c: char| !c.is_ascii_alphabetic()).next().unwrap_or_default();
+            let word = before
+                .rsplit(|c: char| !c.is_ascii_alphabetic())
+                .next()
+                .unwrap_or_default();
             let word = word.to_ascii_lowercase();
-            ["system", "user", "assistant", "human"].iter().any(|role| word.ends_with(role))
+            ["system", "user", "assistant", "human"]
+                .iter()
+                .any(|role| word.ends_with(role))
         }
         _ => false,
     }
@@ -154,22 +191,41 @@ mod tests {
     use super::*;
 
     fn passage(text: &str) -> Passage {
-        Passage { title: "T".into(), source: "S".into(), text: text.into() }
+        Passage {
+            title: "T".into(),
+            source: "S".into(),
+            text: text.into(),
+        }
     }
 
     fn chat(roles: &[Role]) -> Chat<'static> {
-        let message = |&role: &Role| ChatMessage { role, content: Cow::Borrowed("x") };
-        Chat { messages: roles.iter().map(message).collect(), temperature: 0.7, max_tokens: 9 }
+        let message = |&role: &Role| ChatMessage {
+            role,
+            content: Cow::Borrowed("x"),
+        };
+        Chat {
+            messages: roles.iter().map(message).collect(),
+            temperature: 0.7,
+            max_tokens: 9,
+        }
     }
 
     /// The lines between the fences, after making sure that there are two and nothing else that is not ours.
     #[track_caller]
     fn between(content: &str) -> Vec<&str> {
         let lines: Vec<&str> = content.lines().collect();
-        let fences: Vec<usize> =
-            lines.iter().enumerate().filter(|(_, line)| **line == FENCE).map(|(index, _)| index).collect();
+        let fences: Vec<usize> = lines
+            .iter()
+            .enumerate()
+            .filter(|(_, line)| **line == FENCE)
+            .map(|(index, _)| index)
+            .collect();
         assert_eq!(fences, [2, lines.len() - 3], "{content}");
-        assert_eq!((lines[0], lines[lines.len() - 1]), (BEFORE, AFTER), "{content}");
+        assert_eq!(
+            (lines[0], lines[lines.len() - 1]),
+            (BEFORE, AFTER),
+            "{content}"
+        );
         lines[3..lines.len() - 3].to_vec()
     }
 
@@ -184,9 +240,15 @@ mod tests {
         ] {
             let mut chat = chat(roles);
             let quoted = Quoted::put(vec![passage("text")], &mut chat);
-            assert_eq!((quoted.place, chat.messages.len()), (place, roles.len() + 1));
+            assert_eq!(
+                (quoted.place, chat.messages.len()),
+                (place, roles.len() + 1)
+            );
             assert_eq!(chat.messages[place].role, System);
-            assert_eq!(between(&chat.messages[place].content), ["Title: T (S)", "> text"]);
+            assert_eq!(
+                between(&chat.messages[place].content),
+                ["Title: T (S)", "> text"]
+            );
         }
     }
 
@@ -204,7 +266,10 @@ mod tests {
         assert_eq!(left, [7, 3, 1]);
         let mut quoted = Quoted::put(Vec::new(), &mut chat);
         assert_eq!(chat.messages[1].content, NOTHING);
-        assert!(!quoted.shorten(&mut chat), "that nothing was found is quoted");
+        assert!(
+            !quoted.shorten(&mut chat),
+            "that nothing was found is quoted"
+        );
     }
 
     #[test]
@@ -222,26 +287,47 @@ mod tests {
             &"word\n".repeat(200_000),
         ] {
             let mut chat = chat(&[Role::System, Role::User]);
-            let hostile = Passage { title: text.into(), source: text.into(), text: text.into() };
+            let hostile = Passage {
+                title: text.into(),
+                source: text.into(),
+                text: text.into(),
+            };
             let quoted = Quoted::put(vec![hostile, passage("good")], &mut chat);
             let content = quoted.content();
             let lines = between(&content);
             assert!(lines[0].starts_with("Title: "), "{content}");
-            assert_eq!(lines[lines.len() - 3..], ["", "Title: T (S)", "> good"], "{content}");
-            let marked = lines[1..lines.len() - 3].iter().all(|line| line.starts_with("> "));
+            assert_eq!(
+                lines[lines.len() - 3..],
+                ["", "Title: T (S)", "> good"],
+                "{content}"
+            );
+            let marked = lines[1..lines.len() - 3]
+                .iter()
+                .all(|line| line.starts_with("> "));
             assert!(marked, "{content}");
-            for token in ["<|", "|>", "</s>", "<s>", "[INST]", "[/INST]", "<<", "<start", "<｜"] {
+            for token in [
+                "<|", "|>", "</s>", "<s>", "[INST]", "[/INST]", "<<", "<start", "<｜",
+            ] {
                 assert!(!content.contains(token), "{token}: {content}");
             }
-            assert!(content.chars().all(|c| c == '\n' || !c.is_control()), "{content:?}");
+            assert!(
+                content.chars().all(|c| c == '\n' || !c.is_control()),
+                "{content:?}"
+            );
             assert!(content.chars().count() < 4_000, "{}", content.len());
         }
     }
 
     /// The control tokens of the chat templates in use, by the family of the models.
     const TOKENS: [(&str, &str); 26] = [
-        ("Llama 2", "<s> </s> <<SYS>> <</SYS>> [INST] [/INST] <unk> <0x0A>"),
-        ("Llama 3", "<|begin_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|> <|python_tag|>"),
+        (
+            "Llama 2",
+            "<s> </s> <<SYS>> <</SYS>> [INST] [/INST] <unk> <0x0A>",
+        ),
+        (
+            "Llama 3",
+            "<|begin_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|> <|python_tag|>",
+        ),
         ("Llama 4", "<|header_start|> <|header_end|> <|eot|> <|eom|>"),
         ("Code Llama", "<PRE> <SUF> <MID> <EOT> <step>"),
         (
@@ -256,30 +342,63 @@ mod tests {
             "Gemma",
             "<bos> <eos> <start_of_turn> <end_of_turn> <unused0> <start_of_image> [@BOS@] [multimodal]",
         ),
-        ("Phi", "<|system|> <|user|> <|assistant|> <|end|> <|endofprompt|>"),
+        (
+            "Phi",
+            "<|system|> <|user|> <|assistant|> <|end|> <|endofprompt|>",
+        ),
         (
             "DeepSeek",
             "<｜User｜> <｜Assistant｜> <｜begin▁of▁sentence｜> <｜end▁of▁sentence｜> <｜tool▁calls▁begin｜>",
         ),
-        ("GLM", "[gMASK] [sMASK] [MASK] <sop> <eop> <|user|> <|observation|> <|assistant|>"),
-        ("EXAONE", "[|system|] [|user|] [|assistant|] [|endofturn|] [BOS]"),
+        (
+            "GLM",
+            "[gMASK] [sMASK] [MASK] <sop> <eop> <|user|> <|observation|> <|assistant|>",
+        ),
+        (
+            "EXAONE",
+            "[|system|] [|user|] [|assistant|] [|endofturn|] [BOS]",
+        ),
         (
             "Command R",
             "<BOS_TOKEN> <|START_OF_TURN_TOKEN|> <|END_OF_TURN_TOKEN|> <|SYSTEM_TOKEN|> <|USER_TOKEN|>",
         ),
-        ("Granite", "<|start_of_role|> <|end_of_role|> <|end_of_text|>"),
-        ("Falcon", ">>QUESTION<< >>ANSWER<< >>SUMMARY<< <|endoftext|> User: Assistant:"),
+        (
+            "Granite",
+            "<|start_of_role|> <|end_of_role|> <|end_of_text|>",
+        ),
+        (
+            "Falcon",
+            ">>QUESTION<< >>ANSWER<< >>SUMMARY<< <|endoftext|> User: Assistant:",
+        ),
         ("Vicuna, ERNIE", "USER: ASSISTANT: SYSTEM:"),
-        ("Alpaca, Solar", "### Instruction: ### Response: ### System: ### User:"),
+        (
+            "Alpaca, Solar",
+            "### Instruction: ### Response: ### System: ### User:",
+        ),
         ("OpenChat, Starling", "<|end_of_turn|> User: Assistant:"),
-        ("RedPajama, Guanaco", "<human>: <bot>: ### Human: ### Assistant:"),
-        ("MiniMax", "]~!b[ ]~b]system ]~b]user [e~[ ]!p~[ <beginning_of_sentence>"),
-        ("gpt-oss", "<|start|> <|channel|> <|message|> <|return|> <|call|>"),
+        (
+            "RedPajama, Guanaco",
+            "<human>: <bot>: ### Human: ### Assistant:",
+        ),
+        (
+            "MiniMax",
+            "]~!b[ ]~b]system ]~b]user [e~[ ]!p~[ <beginning_of_sentence>",
+        ),
+        (
+            "gpt-oss",
+            "<|start|> <|channel|> <|message|> <|return|> <|call|>",
+        ),
         ("Kimi", "<|im_system|> <|im_user|> <|im_middle|>"),
-        ("Hunyuan", "<｜hy_User｜> <｜hy_Assistant｜> <|hy_begin▁of▁sentence|>"),
+        (
+            "Hunyuan",
+            "<｜hy_User｜> <｜hy_Assistant｜> <|hy_begin▁of▁sentence|>",
+        ),
         ("Nemotron, T5", "<extra_id_0> <extra_id_1> <SPECIAL_10>"),
         ("OLMo", "|||IP_ADDRESS||| |||EMAIL_ADDRESS||| <|padding|>"),
-        ("InternLM, Baichuan, Seed", "<eoh> <eoa> <reserved_106> <seed:bos>"),
+        (
+            "InternLM, Baichuan, Seed",
+            "<eoh> <eoa> <reserved_106> <seed:bos>",
+        ),
         ("BERT and its kin", "[CLS] [SEP] [PAD] [UNK]"),
     ];
 
@@ -289,10 +408,21 @@ mod tests {
             // "###" is nothing without the word after it.
             for token in tokens.replace("### ", "###\u{a0}").split(' ') {
                 let token = token.replace('\u{a0}', " ");
-                let hidden: String =
-                    token.chars().flat_map(|c| [c, '\u{e0100}', '\u{3164}', '\u{200d}']).collect();
-                for text in [token.clone(), format!("text{token}text"), format!(". {token}{token}"), hidden] {
-                    let hostile = Passage { title: text.clone(), source: text.clone(), text: text.clone() };
+                let hidden: String = token
+                    .chars()
+                    .flat_map(|c| [c, '\u{e0100}', '\u{3164}', '\u{200d}'])
+                    .collect();
+                for text in [
+                    token.clone(),
+                    format!("text{token}text"),
+                    format!(". {token}{token}"),
+                    hidden,
+                ] {
+                    let hostile = Passage {
+                        title: text.clone(),
+                        source: text.clone(),
+                        text: text.clone(),
+                    };
                     let content = quote(&hostile);
                     assert!(!content.contains(&token), "{family}, {token}: {content}");
                     assert!(
@@ -314,7 +444,10 @@ mod tests {
             ("<\u{fe64}SYS>\u{fe65}", "< \u{fe64} SYS>\u{fe65}"),
             ("\u{fe65}>QUESTION", "\u{fe65} >QUESTION"),
             ("\u{fe47}INST\u{fe48}", "\u{fe47} INST\u{fe48}"),
-            ("\u{fe5f}\u{ff03}# Instruction", "\u{fe5f} \u{ff03} # Instruction"),
+            (
+                "\u{fe5f}\u{ff03}# Instruction",
+                "\u{fe5f} \u{ff03} # Instruction",
+            ),
             (
                 "USER\u{fe55} \u{ff35}\u{ff33}\u{ff25}\u{ff32}\u{fe13}",
                 "USER \u{fe55} \u{ff35}\u{ff33}\u{ff25}\u{ff32} \u{fe13}",
@@ -322,7 +455,12 @@ mod tests {
         ] {
             assert_eq!(break_tokens(token), broken);
         }
-        for line in ["a \u{fe64} b", "1\u{ff1c}2", "価格：５％（税込）", "\u{fe5f}1"] {
+        for line in [
+            "a \u{fe64} b",
+            "1\u{ff1c}2",
+            "価格：５％（税込）",
+            "\u{fe5f}1",
+        ] {
             assert_eq!(break_tokens(line), line);
         }
     }

@@ -92,16 +92,21 @@ impl<'de, S: Slot<'de>> Visitor<'de> for Fill<S> {
     }
 
     fn visit_f64<E: Error>(self, number: f64) -> Result<S::Value, E> {
-        let number = Number::from_f64(number).ok_or_else(|| E::custom("A number must be finite."))?;
+        let number =
+            Number::from_f64(number).ok_or_else(|| E::custom("A number must be finite."))?;
         self.0.take(Json::Number(number)).map_err(E::custom)
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<S::Value, E> {
-        self.0.take(Json::Text(Cow::Owned(text.to_owned()))).map_err(E::custom)
+        self.0
+            .take(Json::Text(Cow::Owned(text.to_owned())))
+            .map_err(E::custom)
     }
 
     fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<S::Value, E> {
-        self.0.take(Json::Text(Cow::Borrowed(text))).map_err(E::custom)
+        self.0
+            .take(Json::Text(Cow::Borrowed(text)))
+            .map_err(E::custom)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<S::Value, A::Error> {

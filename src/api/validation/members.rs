@@ -24,8 +24,15 @@ const DEFAULT_TOKENS: u16 = 248;
 const MAX_NAME: usize = 64;
 
 /// The members that a refusal names in the log: those of the API, and those that `compatibility = "openai"` adds.
-const OF_REQUEST: [&str; 7] =
-    ["model", "messages", "temperature", "max_tokens", "max_completion_tokens", "stream", "n"];
+const OF_REQUEST: [&str; 7] = [
+    "model",
+    "messages",
+    "temperature",
+    "max_tokens",
+    "max_completion_tokens",
+    "stream",
+    "n",
+];
 const OF_MESSAGE: [&str; 2] = ["role", "content"];
 
 pub struct RequestObject<'r> {
@@ -50,16 +57,23 @@ impl<'de> Slot<'de> for RequestObject<'_> {
         while let Some(name) = members.next_key::<String>()? {
             reading.set(member(&OF_REQUEST, &name));
             match &*name {
-                _ if seen.contains(&name) => return Err(A::Error::custom(duplicate(format_name(&name)))),
+                _ if seen.contains(&name) => {
+                    return Err(A::Error::custom(duplicate(format_name(&name))));
+                }
                 "model" => model = Some(members.next_value_seed(Fill(check_model))?),
-                "messages" => messages = Some(members.next_value_seed(Fill(Messages { lenient, reading }))?),
+                "messages" => {
+                    messages = Some(members.next_value_seed(Fill(Messages { lenient, reading }))?)
+                }
                 "temperature" => {
-                    temperature = members.next_value_seed(Fill(|sent| read_temperature(sent, lenient)))?;
+                    temperature =
+                        members.next_value_seed(Fill(|sent| read_temperature(sent, lenient)))?;
                 }
                 "max_tokens" | "max_completion_tokens" if lenient || name == "max_tokens" => {
-                    let given = members.next_value_seed(Fill(|sent| read_limit(&name, sent, lenient)))?;
+                    let given =
+                        members.next_value_seed(Fill(|sent| read_limit(&name, sent, lenient)))?;
                     if given.is_some() && max_tokens.is_some() {
-                        let message = "max_tokens and max_completion_tokens mean the same: send one of them.";
+                        let message =
+                            "max_tokens and max_completion_tokens mean the same: send one of them.";
                         return Err(A::Error::custom(message));
                     }
                     max_tokens = max_tokens.or(given);
@@ -99,7 +113,9 @@ fn read_temperature(sent: Json, lenient: bool) -> Result<Option<f64>, String> {
     match &sent {
         Json::Null if lenient => return Ok(None),
         Json::Number(number) => {
-            let value = number.as_f64().filter(|value| (0.0..=MAX_TEMPERATURE).contains(value));
+            let value = number
+                .as_f64()
+                .filter(|value| (0.0..=MAX_TEMPERATURE).contains(value));
             // The sum turns a negative zero into the plain one.
             value.map(|value| Some(value + 0.0))
         }
@@ -126,7 +142,9 @@ fn read_limit(place: &str, sent: Json, lenient: bool) -> Result<Option<u16>, Str
 fn check_stream(sent: Json) -> Result<(), String> {
     match sent {
         Json::Null | Json::Boolean(false) => Ok(()),
-        sent => Err(format!("stream must be false or left out, not {sent}: this service does not stream.")),
+        sent => Err(format!(
+            "stream must be false or left out, not {sent}: this service does not stream."
+        )),
     }
 }
 
@@ -135,7 +153,9 @@ fn check_count(sent: Json) -> Result<(), String> {
     match sent {
         Json::Null => Ok(()),
         Json::Number(number) if number.as_u64() == Some(1) => Ok(()),
-        sent => Err(format!("n must be 1 or left out, not {sent}: a completion has one choice.")),
+        sent => Err(format!(
+            "n must be 1 or left out, not {sent}: a completion has one choice."
+        )),
     }
 }
 
@@ -157,7 +177,11 @@ impl<'de> Slot<'de> for Messages<'_> {
         let mut messages: Vec<ChatMessage> = Vec::new();
         let mut together = 0;
         while messages.len() < MAX_MESSAGES {
-            let slot = OneMessage { index: messages.len(), lenient, reading };
+            let slot = OneMessage {
+                index: messages.len(),
+                lenient,
+                reading,
+            };
             let Some((message, length)) = items.next_element_seed(Fill(slot))? else {
                 break;
             };
@@ -196,11 +220,18 @@ impl<'de> Slot<'de> for OneMessage<'_> {
     type Value = (ChatMessage<'de>, usize);
 
     fn take(self, sent: Json) -> Result<Self::Value, String> {
-        Err(format!("messages[{}] must be an object with role and content, not {sent}.", self.index))
+        Err(format!(
+            "messages[{}] must be an object with role and content, not {sent}.",
+            self.index
+        ))
     }
 
     fn object<A: MapAccess<'de>>(self, mut members: A) -> Result<Self::Value, A::Error> {
-        let Self { index, lenient, reading } = self;
+        let Self {
+            index,
+            lenient,
+            reading,
+        } = self;
         let mut seen = BTreeSet::new();
         let (mut role, mut content) = (None, None);
         while let Some(name) = members.next_key::<String>()? {
@@ -208,17 +239,26 @@ impl<'de> Slot<'de> for OneMessage<'_> {
             let place = format!("messages[{index}].{}", format_name(&name));
             match &*name {
                 _ if seen.contains(&name) => return Err(A::Error::custom(duplicate(place))),
-                "role" => role = Some(members.next_value_seed(Fill(|sent| read_role(&place, sent)))?),
-                "content" => {
-                    content = Some(members.next_value_seed(Fill(|sent| read_content(&place, sent)))?);
+                "role" => {
+                    role = Some(members.next_value_seed(Fill(|sent| read_role(&place, sent)))?)
                 }
-                _ => members.next_value_seed(Fill(Unknown { place, takes: "role and content", lenient }))?,
+                "content" => {
+                    content =
+                        Some(members.next_value_seed(Fill(|sent| read_content(&place, sent)))?);
+                }
+                _ => members.next_value_seed(Fill(Unknown {
+                    place,
+                    takes: "role and content",
+                    lenient,
+                }))?,
             }
             seen.insert(name);
         }
         let missing = |name| {
             reading.set(FailureCause::Member(name));
-            A::Error::custom(format!("messages[{index}].{name} is missing: a message needs it."))
+            A::Error::custom(format!(
+                "messages[{index}].{name} is missing: a message needs it."
+            ))
         };
         let role = role.ok_or_else(|| missing("role"))?;
         let (content, length) = content.ok_or_else(|| missing("content"))?;
@@ -228,7 +268,9 @@ impl<'de> Slot<'de> for OneMessage<'_> {
 
 fn read_role(place: &str, sent: Json) -> Result<Role, String> {
     let refuse = |sent: &dyn Display| {
-        Err(format!("{place} must be \"system\", \"user\" or \"assistant\", not {sent}."))
+        Err(format!(
+            "{place} must be \"system\", \"user\" or \"assistant\", not {sent}."
+        ))
     };
     match sent {
         Json::Text(text) => match &*text {
@@ -244,7 +286,9 @@ fn read_role(place: &str, sent: Json) -> Result<Role, String> {
 /// The text, and how many characters it has.
 fn read_content<'de>(place: &str, sent: Json<'de>) -> Result<(Cow<'de, str>, usize), String> {
     let refuse = |sent: &dyn Display| {
-        Err(format!("{place} must be a string of at most {MAX_CONTENT} characters, not {sent}."))
+        Err(format!(
+            "{place} must be a string of at most {MAX_CONTENT} characters, not {sent}."
+        ))
     };
     match sent {
         Json::Text(text) => match text.chars().count() {
@@ -279,7 +323,10 @@ impl<'de> Slot<'de> for Unknown {
             ("max_completion_tokens", _) => " Use max_tokens.",
             _ => "",
         };
-        Err(format!("{} is not recognized: only {} are.{hint}", self.place, self.takes))
+        Err(format!(
+            "{} is not recognized: only {} are.{hint}",
+            self.place, self.takes
+        ))
     }
 
     fn object<A: MapAccess<'de>>(self, mut members: A) -> Result<(), A::Error> {
@@ -299,7 +346,9 @@ fn member(known: &[&'static str], name: &str) -> FailureCause {
     known
         .iter()
         .find(|known| **known == name)
-        .map_or(FailureCause::UnknownMember, |name| FailureCause::Member(name))
+        .map_or(FailureCause::UnknownMember, |name| {
+            FailureCause::Member(name)
+        })
 }
 
 fn duplicate(place: impl Display) -> String {

@@ -56,7 +56,12 @@ pub(super) struct Outgoing {
 
 impl Outgoing {
     pub fn new(bytes: Vec<u8>, header: ConnectionHeader) -> Self {
-        Self { bytes, sent: 0, rest: None, header }
+        Self {
+            bytes,
+            sent: 0,
+            rest: None,
+            header,
+        }
     }
 
     /// Encodes the response to a request, and decides between keep-alive and close. If the body was not read, the beginning
@@ -71,12 +76,18 @@ impl Outgoing {
         };
         let is_head = head.method() == "HEAD";
         let bytes = response.encode(header, is_head);
-        Self { rest: response.rest.filter(|_| !is_head), ..Self::new(bytes, header) }
+        Self {
+            rest: response.rest.filter(|_| !is_head),
+            ..Self::new(bytes, header)
+        }
     }
 
     /// Encodes a response after which the connection closes.
     pub fn last(response: &Response, without_body: bool) -> Self {
-        Self::new(response.encode(ConnectionHeader::Close, without_body), ConnectionHeader::Close)
+        Self::new(
+            response.encode(ConnectionHeader::Close, without_body),
+            ConnectionHeader::Close,
+        )
     }
 }
 
@@ -190,12 +201,18 @@ impl InboundConnection {
 
     /// In the middle of a handshake: no response can be sent yet.
     pub fn is_handshaking(&self) -> bool {
-        self.tls.as_ref().is_some_and(|session| session.is_handshaking())
+        self.tls
+            .as_ref()
+            .is_some_and(|session| session.is_handshaking())
     }
 
     /// Returns true if the client has gone before its session was established: the next step of the handshake would be for nothing.
     pub fn has_left_handshake(&self) -> bool {
-        self.read_closed && self.tls.as_ref().is_some_and(|session| !session.is_established())
+        self.read_closed
+            && self
+                .tls
+                .as_ref()
+                .is_some_and(|session| !session.is_established())
     }
 
     /// Returns true if it can be evicted although it is not idle: in the middle of a request, a response or a handshake, or
@@ -273,7 +290,9 @@ impl InboundConnection {
                 }
                 self.stream.finish();
                 self.forget_request();
-                self.phase = Phase::Draining { left: limits.drain_bytes };
+                self.phase = Phase::Draining {
+                    left: limits.drain_bytes,
+                };
                 self.deadline = Some(Instant::now() + limits.drain_time);
             }
         }
@@ -294,8 +313,9 @@ mod tests {
 
     /// Takes a turn, and returns what came of it and how much was not read.
     fn take_turn(connection: &mut InboundConnection, limits: &Limits) -> (TurnResult, usize) {
-        let admit =
-            |_: &mut ClientInfo, _: &RequestHead| Admission::Read(Destination::Console, Ticket::default());
+        let admit = |_: &mut ClientInfo, _: &RequestHead| {
+            Admission::Read(Destination::Console, Ticket::default())
+        };
         let mut turn = Turn {
             scratch: &mut [0; 4096],
             limits,
@@ -317,17 +337,36 @@ mod tests {
         client
             .write_all(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n")
             .expect("it should be taken");
-        client.write_all(&[b'x'; 3 * TURN]).expect("it should be taken");
+        client
+            .write_all(&[b'x'; 3 * TURN])
+            .expect("it should be taken");
         connection.note_readable(false);
         for _ in 0..3 {
-            assert!(matches!(take_turn(&mut connection, &limits), (TurnResult::TurnOver, 0)));
+            assert!(matches!(
+                take_turn(&mut connection, &limits),
+                (TurnResult::TurnOver, 0)
+            ));
         }
-        assert!(matches!(take_turn(&mut connection, &limits), (TurnResult::Waiting, 1..)));
+        assert!(matches!(
+            take_turn(&mut connection, &limits),
+            (TurnResult::Waiting, 1..)
+        ));
         // What is discarded after the last response costs turns too.
-        connection.send_response(Outgoing::new(b"bye".to_vec(), ConnectionHeader::Close), &limits);
-        client.write_all(&[b'x'; TURN + 1]).expect("it should be taken");
+        connection.send_response(
+            Outgoing::new(b"bye".to_vec(), ConnectionHeader::Close),
+            &limits,
+        );
+        client
+            .write_all(&[b'x'; TURN + 1])
+            .expect("it should be taken");
         connection.note_readable(false);
-        assert!(matches!(take_turn(&mut connection, &limits), (TurnResult::TurnOver, 0)));
-        assert!(matches!(take_turn(&mut connection, &limits), (TurnResult::Waiting, 1..)));
+        assert!(matches!(
+            take_turn(&mut connection, &limits),
+            (TurnResult::TurnOver, 0)
+        ));
+        assert!(matches!(
+            take_turn(&mut connection, &limits),
+            (TurnResult::Waiting, 1..)
+        ));
     }
 }

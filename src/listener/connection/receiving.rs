@@ -30,7 +30,11 @@ impl InboundConnection {
                 &earlier[..]
             };
             let was_between = self.reader.is_between_requests();
-            let mut client = ClientInfo { peer: self.peer, proxied: false, secure: self.tls.is_some() };
+            let mut client = ClientInfo {
+                peer: self.peer,
+                proxied: false,
+                secure: self.tls.is_some(),
+            };
             let mut step = self.reader.push(&mut input);
             if let Ok(ReadStep::Head) = step {
                 match (turn.admit)(&mut client, self.reader.head()) {
@@ -45,7 +49,12 @@ impl InboundConnection {
                         self.head_responses += 1;
                         let is_last = turn.stopping || self.head_responses >= MAX_HEAD_RESPONSES;
                         // If the body has not come whole, the beginning of the next request is unknown.
-                        return TurnResult::Answered(Outgoing::of(response, &head, is_body_skipped, is_last));
+                        return TurnResult::Answered(Outgoing::of(
+                            response,
+                            &head,
+                            is_body_skipped,
+                            is_last,
+                        ));
                     }
                 }
                 step = self.reader.push(&mut input);
@@ -55,8 +64,10 @@ impl InboundConnection {
                 Ok(ReadStep::Head) => unreachable!("a body or its end follows a head"),
                 Ok(ReadStep::Request(request)) => {
                     self.unread = input.to_vec();
-                    let (client, destination, ticket) =
-                        self.admitted.take().expect("the head comes before the request");
+                    let (client, destination, ticket) = self
+                        .admitted
+                        .take()
+                        .expect("the head comes before the request");
                     let call = PendingRequest::new(Request { client, ..request }, destination);
                     return TurnResult::Request(Box::new(call), ticket);
                 }
@@ -109,7 +120,8 @@ impl InboundConnection {
             if turn.left == 0 {
                 return Err(TurnResult::TurnOver);
             }
-            let (was_handshaking, was_established) = (session.is_handshaking(), session.is_established());
+            let (was_handshaking, was_established) =
+                (session.is_handshaking(), session.is_established());
             if !was_established && !mem::take(&mut turn.handshake_allowed) {
                 return Err(TurnResult::Handshake);
             }

@@ -32,7 +32,9 @@ impl<S: Service> EventLoop<S> {
                         self.add_connection(stream, peer);
                         has_accepted = true;
                     }
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.accepting[index] = false,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        self.accepting[index] = false
+                    }
                     // An error of the one connection: its client gave up before it was its turn, or a filter forbids it.
                     Err(error) if !is_shortage(&error) => {}
                     // The connections that have just come take their turns first: evicted now, they would have had no time
@@ -77,7 +79,8 @@ impl<S: Service> EventLoop<S> {
             log::warn!("could not register a connection: {error}");
             return;
         }
-        let connection = InboundConnection::new(stream, tls, peer, Instant::now(), &self.listener.limits);
+        let connection =
+            InboundConnection::new(stream, tls, peer, Instant::now(), &self.listener.limits);
         let index = slot.key();
         let entry = ConnectionEntry {
             connection,
@@ -107,7 +110,11 @@ mod tests {
     #[test]
     fn only_a_shortage_evicts() {
         let evicts = |errno: Errno| is_shortage(&errno.into());
-        assert!([Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM].into_iter().all(evicts));
+        assert!(
+            [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM]
+                .into_iter()
+                .all(evicts)
+        );
         let of_one_connection = [
             Errno::CONNABORTED,
             Errno::INTR,
@@ -121,6 +128,9 @@ mod tests {
             Errno::NETUNREACH,
         ];
         assert!(!of_one_connection.into_iter().any(evicts));
-        assert!(!is_shortage(&io::ErrorKind::ConnectionAborted.into()), "an error without a number");
+        assert!(
+            !is_shortage(&io::ErrorKind::ConnectionAborted.into()),
+            "an error without a number"
+        );
     }
 }

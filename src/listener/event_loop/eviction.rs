@@ -32,7 +32,12 @@ impl<S: Service> EventLoop<S> {
     /// Makes room for the bytes of a complete request, whose lane holds `own` bytes with it; returns false if the request is
     /// to be shed itself. What can be evicted goes first, if that is enough. If not, the lanes that hold more than this one lose
     /// their newest requests, the heaviest first. Nothing is evicted unless that is enough.
-    pub(super) fn make_room_for_request(&mut self, bytes: usize, own: usize, is_known: bool) -> bool {
+    pub(super) fn make_room_for_request(
+        &mut self,
+        bytes: usize,
+        own: usize,
+        is_known: bool,
+    ) -> bool {
         let limit = self.listener.limits.buffered_bytes;
         if own > bytes && own > limit / 4 * LANE_QUARTERS {
             return false;
@@ -43,16 +48,23 @@ impl<S: Service> EventLoop<S> {
         if excess(self) == 0 {
             return true;
         }
-        let waiting: usize = self.workers.heavier_lanes(lighter).map(|lane| lane.waiting).sum();
+        let waiting: usize = self
+            .workers
+            .heavier_lanes(lighter)
+            .map(|lane| lane.waiting)
+            .sum();
         if excess(self) > self.holdings.evictable_bytes() + waiting {
             return false;
         }
         while excess(self) > 0 {
-            if excess(self) <= self.holdings.evictable_bytes() && self.evict_from_largest(Resource::Bytes) {
+            if excess(self) <= self.holdings.evictable_bytes()
+                && self.evict_from_largest(Resource::Bytes)
+            {
                 continue;
             }
             let workers = Arc::clone(&self.workers);
-            let Some(heaviest) = workers.heavier_lanes(lighter).max_by_key(|lane| lane.bytes) else {
+            let Some(heaviest) = workers.heavier_lanes(lighter).max_by_key(|lane| lane.bytes)
+            else {
                 return false;
             };
             if let Some(job) = heaviest.shed() {
@@ -64,14 +76,16 @@ impl<S: Service> EventLoop<S> {
 
     /// Evicts connections after one of them has grown.
     pub(super) fn evict_excess_bytes(&mut self) {
-        while self.buffered > self.listener.limits.buffered_bytes && self.evict_from_largest(Resource::Bytes)
-        {
-        }
+        while self.buffered > self.listener.limits.buffered_bytes
+            && self.evict_from_largest(Resource::Bytes)
+        {}
     }
 
     /// Evicts a connection of the largest holder. Returns false if no connection can be evicted.
     pub(super) fn evict_from_largest(&mut self, resource: Resource) -> bool {
-        self.holdings.largest(resource).is_some_and(|holder| self.evict(resource, holder))
+        self.holdings
+            .largest(resource)
+            .is_some_and(|holder| self.evict(resource, holder))
     }
 
     /// Evicts one connection of an origin: the longest idle one, else the oldest of the others; if bytes are short, those that
@@ -85,7 +99,11 @@ impl<S: Service> EventLoop<S> {
         let rank = |entry: &ConnectionEntry| {
             let is_small = resource == Resource::Bytes && entry.held_bytes <= MAX_HEAD;
             // The connection that has been idle longest has the earliest deadline.
-            (entry.connection.is_unfinished(), is_small, entry.connection.deadline)
+            (
+                entry.connection.is_unfinished(),
+                is_small,
+                entry.connection.deadline,
+            )
         };
         let candidates = self.connections.iter().filter(|(_, entry)| is_meant(entry));
         let first = candidates.min_by_key(|(_, entry)| rank(entry));
@@ -103,7 +121,11 @@ impl<S: Service> EventLoop<S> {
     }
 
     fn evict_unfinished(&mut self, index: usize, resource: Resource) {
-        let ConnectionEntry { connection, held_bytes, .. } = &self.connections[index];
+        let ConnectionEntry {
+            connection,
+            held_bytes,
+            ..
+        } = &self.connections[index];
         if !connection.has_partial_request() {
             return self.close(index);
         }

@@ -99,7 +99,8 @@ impl<S: Service> EventLoop<S> {
         }
         self.workers.close();
         self.threads.iter().for_each(ThreadPool::join);
-        self.pressure_log.finish(&self.listener.load, Instant::now());
+        self.pressure_log
+            .finish(&self.listener.load, Instant::now());
         Ok(())
     }
 
@@ -133,7 +134,9 @@ impl<S: Service> EventLoop<S> {
         }
         self.pressure_log.write(&self.listener.load, now);
         self.listener.pulse.answer();
-        self.listener.load.publish(self.connections.len(), self.buffered);
+        self.listener
+            .load
+            .publish(self.connections.len(), self.buffered);
         Ok(())
     }
 
@@ -145,8 +148,14 @@ impl<S: Service> EventLoop<S> {
         let now = Instant::now();
         let sweep = (!self.connections.is_empty()).then_some(self.next_sweep);
         let accept = self.accepting.contains(&true).then_some(self.accept_after);
-        let next =
-            [sweep, accept, self.pressure_log.due(&self.listener.load, now)].into_iter().flatten().min()?;
+        let next = [
+            sweep,
+            accept,
+            self.pressure_log.due(&self.listener.load, now),
+        ]
+        .into_iter()
+        .flatten()
+        .min()?;
         Some(next.saturating_duration_since(now))
     }
 
@@ -155,7 +164,9 @@ impl<S: Service> EventLoop<S> {
             return;
         };
         if event.is_readable() || event.is_read_closed() || event.is_error() {
-            entry.connection.note_readable(event.is_read_closed() || event.is_error());
+            entry
+                .connection
+                .note_readable(event.is_read_closed() || event.is_error());
         }
         if entry.connection.has_left_handshake() {
             return self.close(index);
@@ -167,11 +178,22 @@ impl<S: Service> EventLoop<S> {
 
     /// Counts what a connection holds now.
     fn account(&mut self, index: usize) {
-        let ConnectionEntry { connection, origin, held_bytes, held, call, .. } = &mut self.connections[index];
+        let ConnectionEntry {
+            connection,
+            origin,
+            held_bytes,
+            held,
+            call,
+            ..
+        } = &mut self.connections[index];
         let bytes = connection.held_bytes() + call.as_ref().map_or(0, |(_, bytes)| *bytes);
         self.buffered = self.buffered - mem::replace(held_bytes, bytes) + bytes;
         let evictable = usize::from(connection.is_idle() || connection.is_unfinished());
-        let now = Holding { connections: 1, evictable, evictable_bytes: evictable * bytes };
+        let now = Holding {
+            connections: 1,
+            evictable,
+            evictable_bytes: evictable * bytes,
+        };
         self.holdings.change(*origin, mem::replace(held, now), now);
     }
 
@@ -179,19 +201,26 @@ impl<S: Service> EventLoop<S> {
         let mut entry = self.connections.remove(index);
         entry.connection.close_session();
         self.buffered -= entry.held_bytes;
-        self.holdings.change(entry.origin, entry.held, Holding::default());
+        self.holdings
+            .change(entry.origin, entry.held, Holding::default());
     }
 
     /// Closes the connections whose deadline has passed.
     fn sweep(&mut self, now: Instant) {
         for index in self.indices() {
-            let Some(ConnectionEntry { connection, .. }) = self.connections.get(index) else { continue };
+            let Some(ConnectionEntry { connection, .. }) = self.connections.get(index) else {
+                continue;
+            };
             if connection.deadline.is_none_or(|deadline| deadline > now) {
                 continue;
             }
             if connection.has_partial_request() {
                 let message = "The request was not complete in time.";
-                self.refuse(index, None, Failure::invalid(FailureCause::Incomplete, message));
+                self.refuse(
+                    index,
+                    None,
+                    Failure::invalid(FailureCause::Incomplete, message),
+                );
                 self.advance(index, false);
             } else {
                 self.close(index);
@@ -221,16 +250,29 @@ impl<S: Service> EventLoop<S> {
         let (stop_time, idle_stop_time) = (limits.stop_time, limits.idle_stop_time);
         let now = Instant::now();
         for index in self.indices() {
-            let Some(entry) = self.connections.get_mut(index) else { continue };
+            let Some(entry) = self.connections.get_mut(index) else {
+                continue;
+            };
             // What has arrived by now is still read: it may be a request.
             entry.connection.note_readable(false);
             self.advance(index, false);
             if let Some(ConnectionEntry { connection, .. }) = self.connections.get_mut(index) {
-                let time = if connection.is_idle() { idle_stop_time } else { stop_time };
+                let time = if connection.is_idle() {
+                    idle_stop_time
+                } else {
+                    stop_time
+                };
                 connection.shorten_deadline(now + time);
             }
         }
-        let left = self.connections.iter().filter(|(_, entry)| entry.call.is_some()).count();
-        log::info!("stopping: no new connections; waits for {}", count(left as i64, "request"));
+        let left = self
+            .connections
+            .iter()
+            .filter(|(_, entry)| entry.call.is_some())
+            .count();
+        log::info!(
+            "stopping: no new connections; waits for {}",
+            count(left as i64, "request")
+        );
     }
 }

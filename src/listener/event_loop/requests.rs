@@ -15,14 +15,20 @@ impl<S: Service> EventLoop<S> {
     pub(super) fn send_completed(&mut self) {
         for (index, mut outgoing) in self.workers.completions.take() {
             if let Some(entry) = self.connections.get_mut(index) {
-                if entry.call.take().is_some_and(|(call, _)| call.is_cancelled()) {
+                if entry
+                    .call
+                    .take()
+                    .is_some_and(|(call, _)| call.is_cancelled())
+                {
                     self.close(index);
                     continue;
                 }
                 if self.stopping {
                     outgoing.header = ConnectionHeader::Close;
                 }
-                entry.connection.send_response(outgoing, &self.listener.limits);
+                entry
+                    .connection
+                    .send_response(outgoing, &self.listener.limits);
                 self.advance(index, false);
             }
         }
@@ -44,7 +50,11 @@ impl<S: Service> EventLoop<S> {
         let workers = Arc::clone(&self.workers);
         let (queue, ticket) = workers.place(call.destination, ticket);
         let cancellation = call.cancellation.clone();
-        let job = Job { connection: index, ticket, work: Work::Answer(call) };
+        let job = Job {
+            connection: index,
+            ticket,
+            work: Work::Answer(call),
+        };
         let bytes = job.bytes();
         let own = queue.lane_bytes(&job.ticket.lane) + bytes;
         if !self.make_room_for_request(bytes, own, job.ticket.lane.is_some()) {
@@ -60,8 +70,11 @@ impl<S: Service> EventLoop<S> {
     /// Answers a complete request for which there is no room.
     pub(super) fn shed(&mut self, job: &Job, cause: Cause) {
         self.listener.load.count(cause);
-        let cause =
-            if cause == Cause::BuffersFull { FailureCause::BuffersFull } else { FailureCause::QueueFull };
+        let cause = if cause == Cause::BuffersFull {
+            FailureCause::BuffersFull
+        } else {
+            FailureCause::QueueFull
+        };
         self.refuse(job.connection, job.call(), Failure::shed(cause));
         self.account(job.connection);
         self.schedule(job.connection);
@@ -75,7 +88,10 @@ impl<S: Service> EventLoop<S> {
         let without_body = call.is_some_and(|call| call.request.head.method() == "HEAD");
         let response = self.service.refuse(peer, call, failure);
         connection.forget_request();
-        connection.send_response(Outgoing::last(&response, without_body), &self.listener.limits);
+        connection.send_response(
+            Outgoing::last(&response, without_body),
+            &self.listener.limits,
+        );
     }
 
     /// Answers the requests that wait for a worker while the ledger is unavailable: every worker may itself be waiting for
@@ -92,7 +108,12 @@ impl<S: Service> EventLoop<S> {
     /// Drops the request of a client that has gone, or cancels it. A worker that has it gives the connection back soon;
     /// until then its number is not used again.
     pub(super) fn abandon_if_gone(&mut self, index: usize) -> bool {
-        let ConnectionEntry { connection, call: Some((call, _)), .. } = &self.connections[index] else {
+        let ConnectionEntry {
+            connection,
+            call: Some((call, _)),
+            ..
+        } = &self.connections[index]
+        else {
             return false;
         };
         if !connection.read_closed || call.is_cancelled() {

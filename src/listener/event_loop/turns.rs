@@ -89,13 +89,24 @@ impl<S: Service> EventLoop<S> {
             let Some(entry) = self.connections.get_mut(index) else {
                 return;
             };
-            let Listener { limits, trusted_proxies: proxies, .. } = &self.listener;
+            let Listener {
+                limits,
+                trusted_proxies: proxies,
+                ..
+            } = &self.listener;
             let admit = |client: &mut ClientInfo, head: &RequestHead| {
                 proxies.apply_forwarding_headers(client, head);
                 self.service.admit(*client, head)
             };
             let (scratch, stopping) = (&mut self.scratch, self.stopping);
-            let mut turn = Turn { scratch, limits, left, handshake_allowed, stopping, admit: &admit };
+            let mut turn = Turn {
+                scratch,
+                limits,
+                left,
+                handshake_allowed,
+                stopping,
+                admit: &admit,
+            };
             let outcome = entry.connection.advance(&mut turn);
             left = turn.left;
             match outcome {
@@ -105,7 +116,9 @@ impl<S: Service> EventLoop<S> {
                         TurnResult::Handshake => Some(&mut self.handshakes),
                         _ => None,
                     };
-                    if let Some(line) = line.filter(|_| !mem::replace(&mut entry.is_scheduled, true)) {
+                    if let Some(line) =
+                        line.filter(|_| !mem::replace(&mut entry.is_scheduled, true))
+                    {
                         line.push(entry.origin, index);
                     }
                     self.account(index);
@@ -115,7 +128,11 @@ impl<S: Service> EventLoop<S> {
                 }
                 TurnResult::Gone => return self.close(index),
                 TurnResult::Malformed(malformed) => {
-                    self.refuse(index, None, Failure::invalid(FailureCause::Http, malformed.0));
+                    self.refuse(
+                        index,
+                        None,
+                        Failure::invalid(FailureCause::Http, malformed.0),
+                    );
                 }
                 // A stop does not wait for downloads: one may take hours.
                 TurnResult::Next(..) if self.stopping => return self.close(index),
@@ -126,7 +143,9 @@ impl<S: Service> EventLoop<S> {
                 TurnResult::Answered(outgoing) => {
                     // One answer a turn: a client that pipelines such requests gets no more of the loop than others.
                     left = 0;
-                    entry.connection.send_response(outgoing, &self.listener.limits);
+                    entry
+                        .connection
+                        .send_response(outgoing, &self.listener.limits);
                 }
                 TurnResult::Request(call, ticket) => self.hand_over(index, *call, ticket),
             }

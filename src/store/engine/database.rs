@@ -22,9 +22,11 @@ impl Database {
             return DatabaseUri::parse(text).map(Self::Postgres);
         }
         if is_connection(text) {
-            return Err("the path of a SQLite file, or a URI that begins with postgresql://, such as \
+            return Err(
+                "the path of a SQLite file, or a URI that begins with postgresql://, such as \
                         postgresql://adriaticum@db.example/adriaticum"
-                .into());
+                    .into(),
+            );
         }
         Ok(Self::Sqlite(text.into()))
     }
@@ -42,9 +44,9 @@ impl Database {
     pub fn backup(&self, to: &Path, progress: &Progress) -> Result<i64, BackupError> {
         match self {
             Self::Sqlite(path) => sqlite::backup(path, to, progress),
-            Self::Postgres(_) => {
-                Err(BackupError::Database(StoreError::Other("only a SQLite database can be copied".into())))
-            }
+            Self::Postgres(_) => Err(BackupError::Database(StoreError::Other(
+                "only a SQLite database can be copied".into(),
+            ))),
         }
     }
 }
@@ -52,7 +54,9 @@ impl Database {
 /// Returns whether a text is the URI of another database, a mistyped one, or libpq's `host=… password=…`. As the name of a file it
 /// would be printed with its password.
 fn is_connection(text: &str) -> bool {
-    let scheme = text.split_once(':').map(|(scheme, _)| scheme.trim_start().to_ascii_lowercase());
+    let scheme = text
+        .split_once(':')
+        .map(|(scheme, _)| scheme.trim_start().to_ascii_lowercase());
     let is_postgres = matches!(scheme.as_deref(), Some("postgresql" | "postgres"));
     is_postgres || text.contains("://") || has_password(text)
 }
@@ -77,7 +81,9 @@ impl ServeLock {
     pub fn take(database: &Database, gateway: &str) -> Result<Self, LockError> {
         match database {
             Database::Sqlite(path) => FileLock::take(path).map(Self::File),
-            Database::Postgres(uri) => SessionLock::take(uri, gateway).map(Box::new).map(Self::Session),
+            Database::Postgres(uri) => SessionLock::take(uri, gateway)
+                .map(Box::new)
+                .map(Self::Session),
         }
     }
 }
@@ -97,9 +103,18 @@ mod tests {
             "host=a PASSWORD = 'sesame'",
         ] {
             let error = Database::parse(text).expect_err(text);
-            assert!(error.contains("postgresql://") && !error.contains("sesame"), "{error}");
+            assert!(
+                error.contains("postgresql://") && !error.contains("sesame"),
+                "{error}"
+            );
         }
-        for path in ["a.db", "/srv/password/a=b.db", "a@b:c.db", "postgres.db", "./a?b.db"] {
+        for path in [
+            "a.db",
+            "/srv/password/a=b.db",
+            "a@b:c.db",
+            "postgres.db",
+            "./a?b.db",
+        ] {
             assert_eq!(Database::parse(path), Ok(Database::Sqlite(path.into())));
         }
     }

@@ -203,11 +203,16 @@ impl dyn Engine + '_ {
             if before.is_none() {
                 return Ok((None, statements.to_vec()));
             }
-            let mut changed = session.run(&bound(statements), &mut |_, _| Ok(()))?.pop().unwrap_or(0);
+            let mut changed = session
+                .run(&bound(statements), &mut |_, _| Ok(()))?
+                .pop()
+                .unwrap_or(0);
             if let Some(done) = done.filter(|_| changed == 0) {
                 // The commit of this write proves that the row, if it is found, is durable.
                 session.execute(postgres::TRY_WRITE, &[])?;
-                changed = session.rows(&done.text, &done.parameters, |_| Ok(()))?.len();
+                changed = session
+                    .rows(&done.text, &done.parameters, |_| Ok(()))?
+                    .len();
             }
             Ok((Some(changed), Vec::new()))
         })?;
@@ -261,14 +266,21 @@ impl dyn Engine + '_ {
 
     /// The time by the database's clock, in Unix seconds, as an expression.
     pub fn clock(&self) -> &'static str {
-        if self.sqlite().is_some() { "unixepoch()" } else { postgres::CLOCK }
+        if self.sqlite().is_some() {
+            "unixepoch()"
+        } else {
+            postgres::CLOCK
+        }
     }
 
     /// A query for the schema's version, and the versions that this program knows.
     pub fn known_versions(&self) -> (&'static str, RangeInclusive<i64>) {
         match self.sqlite() {
             Some(_) => ("PRAGMA user_version", SCHEMA_VERSION..=SCHEMA_VERSION),
-            None => ("SELECT oldest_known FROM schema_version", 0..=SCHEMA_VERSION),
+            None => (
+                "SELECT oldest_known FROM schema_version",
+                0..=SCHEMA_VERSION,
+            ),
         }
     }
 
@@ -276,13 +288,21 @@ impl dyn Engine + '_ {
     /// know such a clause: its transactions lock everything.
     pub fn locking<'a>(&self, query: &'a str) -> &'a str {
         let without = query.split(" FOR ").next().unwrap_or(query);
-        if self.sqlite().is_some() { without } else { query }
+        if self.sqlite().is_some() {
+            without
+        } else {
+            query
+        }
     }
 
     /// A hint for reading the days of one key from `usage_rollup`. Without statistics, which PostgreSQL has, SQLite would read
     /// the days of all keys by the primary key.
     pub fn days_hint(&self) -> &'static str {
-        if self.sqlite().is_some() { "INDEXED BY rollup_days" } else { "" }
+        if self.sqlite().is_some() {
+            "INDEXED BY rollup_days"
+        } else {
+            ""
+        }
     }
 }
 

@@ -21,7 +21,10 @@ pub trait SqlSession {
 impl dyn SqlSession + '_ {
     /// Returns how many rows were changed.
     pub fn execute(&self, statement: &str, parameters: &[SqlValue]) -> Result<usize> {
-        Ok(self.run(&[(statement, parameters)], &mut |_, _| Ok(()))?.pop().unwrap_or(0))
+        Ok(self
+            .run(&[(statement, parameters)], &mut |_, _| Ok(()))?
+            .pop()
+            .unwrap_or(0))
     }
 
     /// Calls `each` with every row, until it returns an error.
@@ -31,7 +34,8 @@ impl dyn SqlSession + '_ {
         parameters: &[SqlValue],
         each: &mut dyn FnMut(Row) -> Result<()>,
     ) -> Result<()> {
-        self.run(&[(statement, parameters)], &mut |_, row| each(row)).map(drop)
+        self.run(&[(statement, parameters)], &mut |_, row| each(row))
+            .map(drop)
     }
 
     pub fn rows<T>(
@@ -60,12 +64,16 @@ impl dyn SqlSession + '_ {
 
     /// The only value of a statement that always has one row.
     pub fn value<T: FromValue>(&self, statement: &str, parameters: &[SqlValue]) -> Result<T> {
-        self.first(statement, parameters, |mut row| row.next())?.ok_or(StoreError::NoRow)
+        self.first(statement, parameters, |mut row| row.next())?
+            .ok_or(StoreError::NoRow)
     }
 }
 
 pub fn bound(statements: &[Statement]) -> Vec<BoundStatement<'_>> {
-    statements.iter().map(|statement| (&*statement.text, statement.parameters.as_slice())).collect()
+    statements
+        .iter()
+        .map(|statement| (&*statement.text, statement.parameters.as_slice()))
+        .collect()
 }
 
 #[derive(Clone)]
@@ -78,12 +86,19 @@ pub struct Statement {
 
 impl Statement {
     pub fn new(text: impl Into<Cow<'static, str>>, parameters: impl Into<Vec<SqlValue>>) -> Self {
-        Self { text: text.into(), parameters: parameters.into(), done: None }
+        Self {
+            text: text.into(),
+            parameters: parameters.into(),
+            done: None,
+        }
     }
 
     /// Adds a query that finds a row if the statement was done. It is needed if the answer was lost and a repetition changes
     /// nothing; a statement without one can be repeated with the same result.
     pub fn settled_by(self, query: &'static str, parameters: impl Into<Vec<SqlValue>>) -> Self {
-        Self { done: Some(Box::new(Self::new(query, parameters))), ..self }
+        Self {
+            done: Some(Box::new(Self::new(query, parameters))),
+            ..self
+        }
     }
 }

@@ -14,20 +14,26 @@ pub(super) fn begin(
 ) -> Result<(&'static str, ScramSha256), String> {
     let offers = |mechanism| mechanisms.iter().any(|offered| offered == mechanism);
     let (mechanism, binding) = match end_point {
-        Some(hash) if offers(SCRAM_SHA_256_PLUS) => {
-            (SCRAM_SHA_256_PLUS, ChannelBinding::tls_server_end_point(hash))
-        }
+        Some(hash) if offers(SCRAM_SHA_256_PLUS) => (
+            SCRAM_SHA_256_PLUS,
+            ChannelBinding::tls_server_end_point(hash),
+        ),
         _ if is_unverified => {
-            return Err("it offers no channel binding, so sslmode=require does not prove who it is: use \
+            return Err(
+                "it offers no channel binding, so sslmode=require does not prove who it is: use \
                         sslmode=verify-full"
-                .into());
+                    .into(),
+            );
         }
         // The server learns that we would have bound, so that it notices if its offer was removed on the way.
         Some(_) => (SCRAM_SHA_256, ChannelBinding::unrequested()),
         None => (SCRAM_SHA_256, ChannelBinding::unsupported()),
     };
     if !offers(mechanism) {
-        return Err(format!("it offers no {SCRAM_SHA_256}, but {}", mechanisms.join(", ")));
+        return Err(format!(
+            "it offers no {SCRAM_SHA_256}, but {}",
+            mechanisms.join(", ")
+        ));
     }
     Ok((mechanism, ScramSha256::new(password, binding)))
 }
@@ -42,15 +48,35 @@ mod tests {
         let first = |offered: &[String], is_unverified, hash: Option<u8>| {
             let end_point = hash.map(|byte| vec![byte; 32]);
             let (mechanism, scram) = begin(offered, end_point, is_unverified, b"x").ok()?;
-            Some((mechanism, String::from_utf8_lossy(&scram.message()[..2]).into_owned()))
+            Some((
+                mechanism,
+                String::from_utf8_lossy(&scram.message()[..2]).into_owned(),
+            ))
         };
         let chosen = |mechanism, flag: &str| Some((mechanism, flag.to_owned()));
-        assert_eq!(first(&both, true, Some(1)), chosen(SCRAM_SHA_256_PLUS, "p="));
-        assert_eq!(first(&both, false, Some(1)), chosen(SCRAM_SHA_256_PLUS, "p="));
-        assert_eq!(first(&both[1..], false, Some(1)), chosen(SCRAM_SHA_256, "y,"));
-        assert_eq!(first(&both, false, None), chosen(SCRAM_SHA_256, "n,"), "no hash is defined, or no TLS");
+        assert_eq!(
+            first(&both, true, Some(1)),
+            chosen(SCRAM_SHA_256_PLUS, "p=")
+        );
+        assert_eq!(
+            first(&both, false, Some(1)),
+            chosen(SCRAM_SHA_256_PLUS, "p=")
+        );
+        assert_eq!(
+            first(&both[1..], false, Some(1)),
+            chosen(SCRAM_SHA_256, "y,")
+        );
+        assert_eq!(
+            first(&both, false, None),
+            chosen(SCRAM_SHA_256, "n,"),
+            "no hash is defined, or no TLS"
+        );
         for hash in [None, Some(1)] {
-            assert_eq!(first(&both[1..], true, hash), None, "nothing would prove who the server is");
+            assert_eq!(
+                first(&both[1..], true, hash),
+                None,
+                "nothing would prove who the server is"
+            );
         }
         assert_eq!(first(&["OTHER".into()], false, None), None);
     }

@@ -32,7 +32,9 @@ impl SqlError {
     /// Returns whether this host is the cause: it shuts down, only reads, or has lost the session's statements.
     pub fn is_of_host(&self) -> bool {
         let state = self.state();
-        state.starts_with("08") || state.starts_with("57P") || matches!(state, "25006" | "26000" | "53300")
+        state.starts_with("08")
+            || state.starts_with("57P")
+            || matches!(state, "25006" | "26000" | "53300")
     }
 }
 
@@ -87,15 +89,28 @@ pub(super) fn read_row(body: &DataRowBody, columns: &[Oid]) -> io::Result<Row> {
 /// Reads a column in the binary format.
 fn read_value(oid: Oid, bytes: &[u8]) -> io::Result<SqlValue> {
     let value = match oid {
-        INT8 => bytes.try_into().ok().map(|bytes| SqlValue::Int(i64::from_be_bytes(bytes))),
-        INT4 => bytes.try_into().ok().map(|bytes| SqlValue::Int(i32::from_be_bytes(bytes).into())),
+        INT8 => bytes
+            .try_into()
+            .ok()
+            .map(|bytes| SqlValue::Int(i64::from_be_bytes(bytes))),
+        INT4 => bytes
+            .try_into()
+            .ok()
+            .map(|bytes| SqlValue::Int(i32::from_be_bytes(bytes).into())),
         BOOL => Some(SqlValue::Int((bytes == [1]).into())),
-        FLOAT8 => bytes.try_into().ok().map(|bytes| SqlValue::Real(f64::from_be_bytes(bytes))),
+        FLOAT8 => bytes
+            .try_into()
+            .ok()
+            .map(|bytes| SqlValue::Real(f64::from_be_bytes(bytes))),
         TEXT => Some(SqlValue::Text(String::from_utf8_lossy(bytes).into_owned())),
         BYTEA => Some(SqlValue::Blob(bytes.to_vec())),
         _ => None,
     };
-    value.ok_or_else(|| io::Error::other(format!("a column has the type {oid}, which is not read here")))
+    value.ok_or_else(|| {
+        io::Error::other(format!(
+            "a column has the type {oid}, which is not read here"
+        ))
+    })
 }
 
 /// The fields of an error or a warning from the server.
@@ -125,6 +140,9 @@ impl Fields {
     }
 
     pub fn refusal(self) -> SqlError {
-        SqlError::Refused { state: self.state, message: self.message }
+        SqlError::Refused {
+            state: self.state,
+            message: self.message,
+        }
     }
 }

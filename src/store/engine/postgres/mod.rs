@@ -26,7 +26,8 @@ use self::schema::Tables;
 pub use self::session_lock::SessionLock;
 pub use self::uri::DatabaseUri;
 use super::{
-    Access, BoundStatement, EachRow, Engine, Row, SqlSession, Statement, Transaction, TransactionMode, bound,
+    Access, BoundStatement, EachRow, Engine, Row, SqlSession, Statement, Transaction,
+    TransactionMode, bound,
 };
 use crate::store::{Result, StoreError};
 
@@ -68,12 +69,18 @@ impl Postgres {
         if tables == Tables::Old {
             schema::upgrade(pooled)?;
         }
-        Ok(Self { pool, is_new: tables == Tables::Created })
+        Ok(Self {
+            pool,
+            is_new: tables == Tables::Created,
+        })
     }
 
     /// Creates the tables in an empty database and runs `fill`, in one transaction: if that fails, or this process ends, the
     /// database is still empty. Programs that open it meanwhile wait.
-    pub fn create_with<T>(uri: &DatabaseUri, fill: impl FnOnce(&dyn SqlSession) -> Result<T>) -> Result<T> {
+    pub fn create_with<T>(
+        uri: &DatabaseUri,
+        fill: impl FnOnce(&dyn SqlSession) -> Result<T>,
+    ) -> Result<T> {
         let mut pooled = PgPool::new(uri, 1)?.start()?;
         schema::begin_and_create(pooled.connection())?;
         let session = PgSession::begun(pooled);
@@ -95,11 +102,16 @@ impl Engine for Postgres {
             TransactionMode::Read => (Some(READ), STATEMENT_TIMEOUT),
             TransactionMode::Report => (Some(READ), REPORT_TIMEOUT),
             TransactionMode::Write => (Some(WRITE), STATEMENT_TIMEOUT),
-            TransactionMode::WriteUntil(_) | TransactionMode::Append(_) => {
-                (Some(WRITE), STATEMENT_TIMEOUT.min(deadline.saturating_duration_since(Instant::now())))
-            }
+            TransactionMode::WriteUntil(_) | TransactionMode::Append(_) => (
+                Some(WRITE),
+                STATEMENT_TIMEOUT.min(deadline.saturating_duration_since(Instant::now())),
+            ),
         };
-        Ok(Box::new(PgSession { pooled: RefCell::new(Some(pooled)), begin: Cell::new(begin), time }))
+        Ok(Box::new(PgSession {
+            pooled: RefCell::new(Some(pooled)),
+            begin: Cell::new(begin),
+            time,
+        }))
     }
 
     fn is_new(&self) -> bool {
@@ -130,7 +142,11 @@ struct PgSession {
 impl PgSession {
     /// On a connection that is in a transaction already, for work that may take minutes.
     fn begun(pooled: Pooled) -> Self {
-        Self { pooled: RefCell::new(Some(pooled)), begin: Cell::new(None), time: REPORT_TIMEOUT }
+        Self {
+            pooled: RefCell::new(Some(pooled)),
+            begin: Cell::new(None),
+            time: REPORT_TIMEOUT,
+        }
     }
 
     fn send(
@@ -139,11 +155,18 @@ impl PgSession {
         end: Option<&str>,
         each: &mut dyn FnMut(usize, Row),
     ) -> Result<Vec<usize>> {
-        let mut borrowed =
-            self.pooled.try_borrow_mut().map_err(|_| StoreError::Other("a query within a query".into()))?;
-        let pooled = borrowed.as_mut().ok_or(StoreError::Unknown("the connection was lost".into()))?;
+        let mut borrowed = self
+            .pooled
+            .try_borrow_mut()
+            .map_err(|_| StoreError::Other("a query within a query".into()))?;
+        let pooled = borrowed
+            .as_mut()
+            .ok_or(StoreError::Unknown("the connection was lost".into()))?;
         let deadline = Instant::now() + self.time;
-        let outcome = pooled.connection().run_between(self.begin.take(), statements, end, deadline, each);
+        let outcome =
+            pooled
+                .connection()
+                .run_between(self.begin.take(), statements, end, deadline, each);
         if matches!(&outcome, Err(error) if matches!(error, SqlError::Unknown(_)) || error.is_of_host())
             && let Some(pooled) = borrowed.take()
         {
@@ -160,15 +183,22 @@ impl Drop for PgSession {
             && self.begin.get().is_none()
             && !pooled.connection().is_idle
         {
-            let _ =
-                pooled.connection().run_text("ROLLBACK", Instant::now() + self.time.min(STATEMENT_TIMEOUT));
+            let _ = pooled.connection().run_text(
+                "ROLLBACK",
+                Instant::now() + self.time.min(STATEMENT_TIMEOUT),
+            );
         }
     }
 }
 
 impl Transaction for PgSession {
     fn commit(&self, last: &[Statement]) -> Result<Vec<usize>> {
-        let is_idle = || self.pooled.borrow_mut().as_mut().is_some_and(|pooled| pooled.connection().is_idle);
+        let is_idle = || {
+            self.pooled
+                .borrow_mut()
+                .as_mut()
+                .is_some_and(|pooled| pooled.connection().is_idle)
+        };
         if last.is_empty() && (self.begin.get().is_some() || is_idle()) {
             // Nothing was sent, or one statement without a transaction.
             return Ok(Vec::new());

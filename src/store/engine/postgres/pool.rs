@@ -67,8 +67,14 @@ pub(super) struct Pooled {
 impl PgPool {
     pub fn new(uri: &DatabaseUri, most: usize) -> Result<Arc<Self>> {
         // Hosts of the same machine may be plain; the others have one mode.
-        let mode = uri.hosts.iter().map(|host| uri.sslmode_for(host)).find(|mode| *mode != SslMode::Disable);
-        let tls = mode.map(|mode| tls::config(mode, uri.sslrootcert.as_deref())).transpose();
+        let mode = uri
+            .hosts
+            .iter()
+            .map(|host| uri.sslmode_for(host))
+            .find(|mode| *mode != SslMode::Disable);
+        let tls = mode
+            .map(|mode| tls::config(mode, uri.sslrootcert.as_deref()))
+            .transpose();
         Ok(Arc::new(Self {
             uri: uri.clone(),
             tls: tls.map_err(StoreError::Unavailable)?,
@@ -83,7 +89,11 @@ impl PgPool {
     pub fn get(self: &Arc<Self>, deadline: Instant, mode: TransactionMode) -> Result<Pooled> {
         let is_append = matches!(mode, TransactionMode::Append(_));
         let waits_if_lost = is_append || matches!(mode, TransactionMode::WriteUntil(_));
-        let most_in_use = if is_append { self.most } else { (self.most - 1).max(1) };
+        let most_in_use = if is_append {
+            self.most
+        } else {
+            (self.most - 1).max(1)
+        };
         let mut state = lock(&self.state);
         loop {
             let has_room = state.open - state.idle.len() < most_in_use;
@@ -93,7 +103,10 @@ impl PgPool {
                 }
             } else if let Some(member) = has_room.then(|| state.idle.pop()).flatten() {
                 if member.connection.is_usable() {
-                    return Ok(Pooled { pool: Arc::clone(self), member: Some(member) });
+                    return Ok(Pooled {
+                        pool: Arc::clone(self),
+                        member: Some(member),
+                    });
                 }
                 state.open -= 1;
                 continue;
@@ -108,8 +121,15 @@ impl PgPool {
                         if state.generation == generation {
                             state.first = host;
                         }
-                        let member = PoolMember { connection, host, generation };
-                        return Ok(Pooled { pool: Arc::clone(self), member: Some(member) });
+                        let member = PoolMember {
+                            connection,
+                            host,
+                            generation,
+                        };
+                        return Ok(Pooled {
+                            pool: Arc::clone(self),
+                            member: Some(member),
+                        });
                     }
                     Err(cause) => {
                         state.open -= 1;
@@ -129,7 +149,11 @@ impl PgPool {
             if left.is_zero() && state.lost.is_none() {
                 return Err(StoreError::NoConnection);
             }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self
+                .changed
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 
@@ -138,8 +162,15 @@ impl PgPool {
         let (connection, host) = self.connect_at_start()?;
         let mut state = lock(&self.state);
         (state.open, state.first) = (1, host);
-        let member = PoolMember { connection, host, generation: state.generation };
-        Ok(Pooled { pool: Arc::clone(self), member: Some(member) })
+        let member = PoolMember {
+            connection,
+            host,
+            generation: state.generation,
+        };
+        Ok(Pooled {
+            pool: Arc::clone(self),
+            member: Some(member),
+        })
     }
 
     /// Connects to the first host that can be used, and tries again while one does not answer: `connect_timeout` is short
@@ -155,9 +186,14 @@ impl PgPool {
     }
 
     /// Connects to the first host that can be used. The error says of each why it can't.
-    pub fn connect(&self, first: usize, deadline: Instant) -> Result<(PgConnection, usize), String> {
+    pub fn connect(
+        &self,
+        first: usize,
+        deadline: Instant,
+    ) -> Result<(PgConnection, usize), String> {
         let mut causes = Vec::new();
-        for host in (0..self.uri.hosts.len()).map(|offset| (first + offset) % self.uri.hosts.len()) {
+        for host in (0..self.uri.hosts.len()).map(|offset| (first + offset) % self.uri.hosts.len())
+        {
             let address = &self.uri.hosts[host];
             let until = deadline.min(Instant::now() + self.uri.connect_timeout);
             match PgConnection::open(&self.uri, address, self.tls.as_ref(), until) {
@@ -186,7 +222,9 @@ impl PgPool {
         state.lost = Some(cause);
         self.changed.notify_all();
         let pool = Arc::downgrade(self);
-        let probe = thread::Builder::new().name("database probe".into()).spawn(move || Self::probe(&pool));
+        let probe = thread::Builder::new()
+            .name("database probe".into())
+            .spawn(move || Self::probe(&pool));
         if probe.is_err() {
             // Without a thread the next caller tries by itself.
             state.lost = None;
@@ -203,7 +241,12 @@ impl PgPool {
             let first = lock(&pool.state).first;
             let tried = pool.connect(first, Instant::now() + pool.time_to_connect());
             let tried = tried.and_then(|(mut connection, host)| {
-                match connection.run(None, &[(TRY_WRITE, &[])], Instant::now() + PROBE_TIMEOUT, &mut |_| ()) {
+                match connection.run(
+                    None,
+                    &[(TRY_WRITE, &[])],
+                    Instant::now() + PROBE_TIMEOUT,
+                    &mut |_| (),
+                ) {
                     Ok(_) => Ok(host),
                     Err(error) => {
                         lock(&pool.state).first = pool.after(host);
@@ -257,12 +300,19 @@ impl PoolState {
 
 impl Pooled {
     pub fn connection(&mut self) -> &mut PgConnection {
-        &mut self.member.as_mut().expect("only a drop takes it").connection
+        &mut self
+            .member
+            .as_mut()
+            .expect("only a drop takes it")
+            .connection
     }
 
     /// After an outcome that is not known: drops every connection of this generation, and begins with the next host.
     pub fn distrust(mut self) {
-        let Some(PoolMember { host, generation, .. }) = self.member.take() else {
+        let Some(PoolMember {
+            host, generation, ..
+        }) = self.member.take()
+        else {
             return;
         };
         let mut state = lock(&self.pool.state);

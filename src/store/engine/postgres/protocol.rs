@@ -50,7 +50,8 @@ impl PgConnection {
         deadline: Instant,
         each: &mut dyn FnMut(Row),
     ) -> Result<usize, SqlError> {
-        let changed = self.run_between(begin, statements, None, deadline, &mut |_, row| each(row))?;
+        let changed =
+            self.run_between(begin, statements, None, deadline, &mut |_, row| each(row))?;
         Ok(changed.last().copied().unwrap_or(0))
     }
 
@@ -71,15 +72,25 @@ impl PgConnection {
         self.is_idle = false;
         self.link.socket.deadline = deadline;
         // Each part of the answer ends with ReadyForQuery. Only the statements have results.
-        let parts = [(begin.is_some(), false), (!statements.is_empty(), true), (end.is_some(), false)];
-        let parts = parts.into_iter().filter(|(is_sent, _)| *is_sent).map(|(_, has_results)| has_results);
-        let answer = self.send().and_then(|()| self.read_answer(parts, statements, fresh, each));
+        let parts = [
+            (begin.is_some(), false),
+            (!statements.is_empty(), true),
+            (end.is_some(), false),
+        ];
+        let parts = parts
+            .into_iter()
+            .filter(|(is_sent, _)| *is_sent)
+            .map(|(_, has_results)| has_results);
+        let answer = self
+            .send()
+            .and_then(|()| self.read_answer(parts, statements, fresh, each));
         answer.unwrap_or_else(|error| Err(SqlError::Unknown(error.to_string())))
     }
 
     /// Runs statements without parameters and results.
     pub fn run_text(&mut self, statements: &str, deadline: Instant) -> Result<(), SqlError> {
-        self.run(Some(statements), &[], deadline, &mut |_| ()).map(drop)
+        self.run(Some(statements), &[], deadline, &mut |_| ())
+            .map(drop)
     }
 
     /// Returns the statements that are prepared now, with their names.
@@ -105,12 +116,25 @@ impl PgConnection {
                         frontend::describe(b'S', &name, out)?;
                         fresh.push((text, name));
                     }
-                    fresh.iter().find(|(known, _)| *known == text).map_or("", |(_, name)| name)
+                    fresh
+                        .iter()
+                        .find(|(known, _)| *known == text)
+                        .map_or("", |(_, name)| name)
                 }
             };
-            let formats = parameters.iter().map(|value| i16::from(matches!(value, SqlValue::Blob(_))));
-            frontend::bind("", name, formats, parameters, |value, out| Ok(write_value(value, out)), [1], out)
-                .map_err(|_| io::Error::other("a parameter is too long"))?;
+            let formats = parameters
+                .iter()
+                .map(|value| i16::from(matches!(value, SqlValue::Blob(_))));
+            frontend::bind(
+                "",
+                name,
+                formats,
+                parameters,
+                |value, out| Ok(write_value(value, out)),
+                [1],
+                out,
+            )
+            .map_err(|_| io::Error::other("a parameter is too long"))?;
             frontend::execute("", 0, out)?;
         }
         if !statements.is_empty() {
@@ -135,24 +159,36 @@ impl PgConnection {
         loop {
             match self.message()? {
                 Message::RowDescription(body) if has_results => {
-                    let columns: Vec<Oid> = body.fields().map(|field| Ok(field.type_oid())).collect()?;
+                    let columns: Vec<Oid> =
+                        body.fields().map(|field| Ok(field.type_oid())).collect()?;
                     self.remember(fresh.next(), columns);
                 }
                 Message::NoData => self.remember(fresh.next(), Vec::new()),
                 Message::DataRow(body) if has_results => {
                     let number = changed.len();
-                    let known = || self.prepared.get(statements[number].0).map(|it| Arc::clone(&it.columns));
+                    let known = || {
+                        self.prepared
+                            .get(statements[number].0)
+                            .map(|it| Arc::clone(&it.columns))
+                    };
                     let columns = columns.get_or_insert_with(|| known().unwrap_or_default());
                     match read_row(&body, columns) {
                         Ok(row) => each(number, row),
                         Err(error) => {
                             let message = error.to_string();
-                            failure.get_or_insert(SqlError::Refused { state: String::new(), message });
+                            failure.get_or_insert(SqlError::Refused {
+                                state: String::new(),
+                                message,
+                            });
                         }
                     }
                 }
                 Message::CommandComplete(body) if has_results => {
-                    let count = body.tag()?.rsplit(' ').next().and_then(|count| count.parse().ok());
+                    let count = body
+                        .tag()?
+                        .rsplit(' ')
+                        .next()
+                        .and_then(|count| count.parse().ok());
                     changed.push(count.unwrap_or(0));
                     columns = None;
                 }
@@ -186,7 +222,13 @@ impl PgConnection {
     /// Notes that a statement is prepared, and its columns.
     fn remember(&mut self, fresh: Option<(&str, String)>, columns: Vec<Oid>) {
         if let Some((text, name)) = fresh {
-            self.prepared.insert(text.to_owned(), Prepared { name, columns: columns.into() });
+            self.prepared.insert(
+                text.to_owned(),
+                Prepared {
+                    name,
+                    columns: columns.into(),
+                },
+            );
         }
     }
 

@@ -72,9 +72,14 @@ pub(super) fn upgrade(mut pooled: Pooled) -> Result<()> {
     let statements = PgSession::begun(pooled);
     let session: &dyn SqlSession = &statements;
     // In the order in which a gateway that still runs locks them: a group begins with its own row.
-    session.execute("LOCK TABLE gateways, keys, usage, usage_rollup IN ACCESS EXCLUSIVE MODE", &[])?;
+    session.execute(
+        "LOCK TABLE gateways, keys, usage, usage_rollup IN ACCESS EXCLUSIVE MODE",
+        &[],
+    )?;
     upgrades::run(session, found, &dialect)?;
-    let note = format!("UPDATE schema_version SET version = {SCHEMA_VERSION}, oldest_known = {OLDEST_KNOWN}");
+    let note = format!(
+        "UPDATE schema_version SET version = {SCHEMA_VERSION}, oldest_known = {OLDEST_KNOWN}"
+    );
     session.execute(&note, &[])?;
     statements.commit(&[]).map(drop)
 }
@@ -90,7 +95,9 @@ fn dialect(statements: &str) -> String {
         ("TEXT", "TEXT COLLATE \"C\""),
     ]
     .iter()
-    .fold(statements.to_owned(), |statements, (name, meaning)| statements.replace(name, meaning))
+    .fold(statements.to_owned(), |statements, (name, meaning)| {
+        statements.replace(name, meaning)
+    })
 }
 
 pub(super) fn begin_and_create(connection: &mut PgConnection) -> Result<()> {
@@ -108,7 +115,10 @@ pub(super) fn begin_and_create(connection: &mut PgConnection) -> Result<()> {
 
 /// Begins a transaction in which no other program can change the schema.
 fn begin(connection: &mut PgConnection, deadline: Instant) -> Result<()> {
-    Ok(connection.run_text(&format!("BEGIN; SELECT pg_advisory_xact_lock({LOCK}, 1)"), deadline)?)
+    Ok(connection.run_text(
+        &format!("BEGIN; SELECT pg_advisory_xact_lock({LOCK}, 1)"),
+        deadline,
+    )?)
 }
 
 /// Creates the tables, if there are none of another program.
@@ -129,18 +139,33 @@ fn create(connection: &mut PgConnection, deadline: Instant) -> Result<()> {
 }
 
 /// The version and the oldest that a program has to know; `None` if there are no tables yet.
-pub(super) fn version(connection: &mut PgConnection, deadline: Instant) -> Result<Option<(i64, i64)>> {
-    let exists =
-        "SELECT count(*) FROM pg_tables WHERE schemaname = current_schema() AND tablename = 'schema_version'";
+pub(super) fn version(
+    connection: &mut PgConnection,
+    deadline: Instant,
+) -> Result<Option<(i64, i64)>> {
+    let exists = "SELECT count(*) FROM pg_tables WHERE schemaname = current_schema() AND tablename = 'schema_version'";
     if number(connection, exists, deadline)? == 0 {
         return Ok(None);
     }
     let found = number(connection, "SELECT version FROM schema_version", deadline)?;
-    Ok(Some((found, number(connection, "SELECT oldest_known FROM schema_version", deadline)?)))
+    Ok(Some((
+        found,
+        number(
+            connection,
+            "SELECT oldest_known FROM schema_version",
+            deadline,
+        )?,
+    )))
 }
 
-pub(super) fn number(connection: &mut PgConnection, statement: &str, deadline: Instant) -> Result<i64> {
+pub(super) fn number(
+    connection: &mut PgConnection,
+    statement: &str,
+    deadline: Instant,
+) -> Result<i64> {
     let mut found = Err(StoreError::NoRow);
-    connection.run(None, &[(statement, &[])], deadline, &mut |mut row| found = row.next())?;
+    connection.run(None, &[(statement, &[])], deadline, &mut |mut row| {
+        found = row.next()
+    })?;
     found
 }

@@ -44,13 +44,26 @@ impl SessionLock {
     pub fn take(uri: &DatabaseUri, name: &str) -> Result<Self, LockError> {
         let pool = PgPool::new(uri, 1).map_err(LockError::Database)?;
         let connected = pool.connect_at_start().map_err(LockError::Database)?;
-        let mut lock = Self { pool, host: 0, name: name.to_owned(), connection: None, is_held: false };
-        lock.use_connection(connected).map_err(LockError::Database)?;
+        let mut lock = Self {
+            pool,
+            host: 0,
+            name: name.to_owned(),
+            connection: None,
+            is_held: false,
+        };
+        lock.use_connection(connected)
+            .map_err(LockError::Database)?;
         let deadline = Instant::now() + START_TIMEOUT;
         let give_up = Instant::now() + LOCK_TIMEOUT;
-        while !lock.try_lock(deadline).map_err(|error| LockError::Database(error.into()))? {
+        while !lock
+            .try_lock(deadline)
+            .map_err(|error| LockError::Database(error.into()))?
+        {
             if Instant::now() >= give_up {
-                return Err(LockError::NameTaken { address: lock.holder(deadline), name: lock.name });
+                return Err(LockError::NameTaken {
+                    address: lock.holder(deadline),
+                    name: lock.name,
+                });
             }
             thread::sleep(PAUSE);
         }
@@ -63,7 +76,11 @@ impl SessionLock {
         if self.connection.is_none() {
             self.is_held = false;
             let deadline = Instant::now() + self.pool.time_to_connect();
-            self.use_connection(self.pool.connect(self.host, deadline).map_err(StoreError::Unavailable)?)?;
+            self.use_connection(
+                self.pool
+                    .connect(self.host, deadline)
+                    .map_err(StoreError::Unavailable)?,
+            )?;
         }
         let renewed = self.beat(epoch);
         if let Err(error) = &renewed
@@ -80,7 +97,8 @@ impl SessionLock {
         if !self.is_held {
             self.try_lock(deadline)?;
         }
-        let beat = format!("UPDATE gateways SET last_seen = {CLOCK} WHERE name = $1 AND epoch = $2");
+        let beat =
+            format!("UPDATE gateways SET last_seen = {CLOCK} WHERE name = $1 AND epoch = $2");
         let parameters = values![&self.name, epoch];
         Ok(self.run((&beat, &parameters), deadline, &mut |_| ())? > 0)
     }
@@ -103,7 +121,9 @@ impl SessionLock {
         let mut found = None;
         let parameters = values![&self.name];
         let address = "SELECT address FROM gateways WHERE name = $1 AND address <> ''";
-        let _ = self.run((address, &parameters), deadline, &mut |mut row| found = row.next().ok());
+        let _ = self.run((address, &parameters), deadline, &mut |mut row| {
+            found = row.next().ok()
+        });
         found
     }
 
@@ -113,8 +133,10 @@ impl SessionLock {
         deadline: Instant,
         each: &mut dyn FnMut(Row),
     ) -> Result<usize, SqlError> {
-        let connection =
-            self.connection.as_mut().ok_or_else(|| SqlError::NotSent("there is no connection".into()))?;
+        let connection = self
+            .connection
+            .as_mut()
+            .ok_or_else(|| SqlError::NotSent("there is no connection".into()))?;
         connection.run(None, &[statement], deadline, each)
     }
 }

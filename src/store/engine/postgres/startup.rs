@@ -28,7 +28,8 @@ impl PgConnection {
         tls: Option<&Arc<ClientConfig>>,
         deadline: Instant,
     ) -> Result<Self, String> {
-        let mut link = PgStream::connect(host, deadline).map_err(|error| explain_connect(&error))?;
+        let mut link =
+            PgStream::connect(host, deadline).map_err(|error| explain_connect(&error))?;
         let mode = uri.sslmode_for(host);
         if mode != SslMode::Disable
             && let Some(config) = tls
@@ -68,20 +69,31 @@ impl PgConnection {
                                     database_password_file (ADRIATICUM_DATABASE_PASSWORD_FILE) names"
                             .into());
                     }
-                    let offered: Vec<String> =
-                        body.mechanisms().map(|name| Ok(name.to_owned())).collect().map_err(describe)?;
-                    let end_point =
-                        self.link.certificate().and_then(|certificate| tls::end_point(certificate));
-                    let is_unverified = mode == SslMode::Require;
-                    let (mechanism, exchange) = auth::begin(&offered, end_point, is_unverified, password)?;
-                    frontend::sasl_initial_response(mechanism, exchange.message(), &mut self.output)
+                    let offered: Vec<String> = body
+                        .mechanisms()
+                        .map(|name| Ok(name.to_owned()))
+                        .collect()
                         .map_err(describe)?;
+                    let end_point = self
+                        .link
+                        .certificate()
+                        .and_then(|certificate| tls::end_point(certificate));
+                    let is_unverified = mode == SslMode::Require;
+                    let (mechanism, exchange) =
+                        auth::begin(&offered, end_point, is_unverified, password)?;
+                    frontend::sasl_initial_response(
+                        mechanism,
+                        exchange.message(),
+                        &mut self.output,
+                    )
+                    .map_err(describe)?;
                     scram = Some(exchange);
                 }
                 Message::AuthenticationSaslContinue(body) => {
                     let exchange = scram.as_mut().ok_or("it sent an unexpected message")?;
                     exchange.update(body.data()).map_err(describe)?;
-                    frontend::sasl_response(exchange.message(), &mut self.output).map_err(describe)?;
+                    frontend::sasl_response(exchange.message(), &mut self.output)
+                        .map_err(describe)?;
                 }
                 Message::AuthenticationSaslFinal(body) => {
                     let exchange = scram.as_mut().ok_or("it sent an unexpected message")?;
@@ -101,14 +113,18 @@ impl PgConnection {
                 Message::ParameterStatus(parameter) => {
                     let is_on = parameter.value().map_err(describe)? == "on";
                     let name = parameter.name().map_err(describe)?;
-                    let says_read_only = matches!(name, "in_hot_standby" | "default_transaction_read_only");
+                    let says_read_only =
+                        matches!(name, "in_hot_standby" | "default_transaction_read_only");
                     if says_read_only && is_on && uri.needs_writable {
                         return Err("it only reads: it is a standby, or set to read-only".into());
                     }
                 }
                 Message::BackendKeyData(_) | Message::NoticeResponse(_) => {}
                 Message::ErrorResponse(body) => {
-                    return Err(Fields::read(body.fields()).map_err(describe)?.refusal().to_string());
+                    return Err(Fields::read(body.fields())
+                        .map_err(describe)?
+                        .refusal()
+                        .to_string());
                 }
                 Message::ReadyForQuery(_) if is_signed_in => {
                     self.is_idle = true;
@@ -140,7 +156,8 @@ fn encrypt(link: &mut PgStream, config: &Arc<ClientConfig>, host: &Host) -> Resu
         );
     }
     let name = tls::server_name(host).map_err(describe)?;
-    link.encrypt(Arc::clone(config), name).map_err(|error| tls::explain(&error))
+    link.encrypt(Arc::clone(config), name)
+        .map_err(|error| tls::explain(&error))
 }
 
 /// If the system refuses to make a connection, the cause is the sandbox, which an operator would not guess.

@@ -22,17 +22,24 @@ pub(super) struct PgStream {
 impl PgStream {
     pub fn connect(host: &Host, deadline: Instant) -> io::Result<Self> {
         let socket = match host {
-            Host::Tcp { name, port } => TimedStream::connect(look_up(name, *port, deadline)?, deadline)?,
-            // Once it is connected, a Unix socket is used like the other kind.
-            Host::Unix(path) => {
-                TimedStream::new(TcpStream::from(OwnedFd::from(UnixStream::connect(path)?)), deadline)
+            Host::Tcp { name, port } => {
+                TimedStream::connect(look_up(name, *port, deadline)?, deadline)?
             }
+            // Once it is connected, a Unix socket is used like the other kind.
+            Host::Unix(path) => TimedStream::new(
+                TcpStream::from(OwnedFd::from(UnixStream::connect(path)?)),
+                deadline,
+            ),
         };
         Ok(Self { socket, tls: None })
     }
 
     /// Starts TLS.
-    pub fn encrypt(&mut self, config: Arc<ClientConfig>, name: ServerName<'static>) -> io::Result<()> {
+    pub fn encrypt(
+        &mut self,
+        config: Arc<ClientConfig>,
+        name: ServerName<'static>,
+    ) -> io::Result<()> {
         let mut session = ClientConnection::new(config, name).map_err(io::Error::other)?;
         session.complete_io(&mut self.socket)?;
         self.tls = Some(session);
@@ -60,7 +67,10 @@ impl PgStream {
             Some(tls) => Stream::new(tls, &mut self.socket).read(buffer)?,
         };
         if count == 0 {
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server has closed the connection"));
+            return Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "the server has closed the connection",
+            ));
         }
         Ok(count)
     }
@@ -71,7 +81,9 @@ fn look_up(name: &str, port: u16, deadline: Instant) -> io::Result<Vec<SocketAdd
         return Ok(vec![(address, port).into()]);
     }
     let name = name.to_owned();
-    within(deadline, move || Ok((name.as_str(), port).to_socket_addrs()?.collect()))
+    within(deadline, move || {
+        Ok((name.as_str(), port).to_socket_addrs()?.collect())
+    })
 }
 
 /// Does something that has no deadline of its own, as the system's look-up of names. It ends by itself some time later.
@@ -80,9 +92,16 @@ fn within<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
     let (sender, done) = mpsc::channel();
-    thread::Builder::new().name("name look-up".into()).spawn(move || drop(sender.send(work())))?;
+    thread::Builder::new()
+        .name("name look-up".into())
+        .spawn(move || drop(sender.send(work())))?;
     let left = deadline.saturating_duration_since(Instant::now());
-    let late = || io::Error::new(io::ErrorKind::TimedOut, "its name could not be looked up in time");
+    let late = || {
+        io::Error::new(
+            io::ErrorKind::TimedOut,
+            "its name could not be looked up in time",
+        )
+    };
     done.recv_timeout(left).unwrap_or_else(|_| Err(late()))
 }
 
@@ -100,14 +119,20 @@ mod tests {
             [SocketAddr::from(([0, 0, 0, 0, 0, 0, 0, 1], 7))]
         );
         // A name that the system's resolver knows even where /etc/hosts is missing.
-        assert_eq!(look_up("127.1", 7, soon).expect("a name"), [SocketAddr::from(([127, 0, 0, 1], 7))]);
+        assert_eq!(
+            look_up("127.1", 7, soon).expect("a name"),
+            [SocketAddr::from(([127, 0, 0, 1], 7))]
+        );
         let (_hold, never) = mpsc::channel::<()>();
         let began = Instant::now();
         let late = within(began + Duration::from_millis(50), move || {
             let _ = never.recv();
             Ok(())
         });
-        assert_eq!(late.expect_err("it never ends").kind(), io::ErrorKind::TimedOut);
+        assert_eq!(
+            late.expect_err("it never ends").kind(),
+            io::ErrorKind::TimedOut
+        );
         assert!(began.elapsed() < Duration::from_secs(30));
     }
 }

@@ -15,15 +15,17 @@ use super::uri::{Host, SslMode};
 use crate::client::roots;
 use crate::der;
 
-pub(super) fn config(mode: SslMode, sslrootcert: Option<&Path>) -> Result<Arc<ClientConfig>, String> {
+pub(super) fn config(
+    mode: SslMode,
+    sslrootcert: Option<&Path>,
+) -> Result<Arc<ClientConfig>, String> {
     let provider = Arc::new(ring::default_provider());
     let chain = match mode {
         SslMode::Disable | SslMode::Require => None,
         SslMode::VerifyCa | SslMode::VerifyFull => {
             let roots = match sslrootcert {
-                Some(path) => {
-                    roots::read(path).map_err(|error| format!("sslrootcert {}: {error}", path.display()))?
-                }
+                Some(path) => roots::read(path)
+                    .map_err(|error| format!("sslrootcert {}: {error}", path.display()))?,
                 None => roots::load_system_roots(),
             };
             let verifier =
@@ -31,7 +33,11 @@ pub(super) fn config(mode: SslMode, sslrootcert: Option<&Path>) -> Result<Arc<Cl
             Some(verifier.build().map_err(|error| error.to_string())?)
         }
     };
-    let verifier = Verifier { chain, any_name: mode != SslMode::VerifyFull, provider: Arc::clone(&provider) };
+    let verifier = Verifier {
+        chain,
+        any_name: mode != SslMode::VerifyFull,
+        provider: Arc::clone(&provider),
+    };
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .expect("the provider should support the default versions")
@@ -77,7 +83,12 @@ impl ServerCertVerifier for Verifier {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, certificate, signed, &self.provider.signature_verification_algorithms)
+        verify_tls12_signature(
+            message,
+            certificate,
+            signed,
+            &self.provider.signature_verification_algorithms,
+        )
     }
 
     fn verify_tls13_signature(
@@ -86,11 +97,18 @@ impl ServerCertVerifier for Verifier {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, certificate, signed, &self.provider.signature_verification_algorithms)
+        verify_tls13_signature(
+            message,
+            certificate,
+            signed,
+            &self.provider.signature_verification_algorithms,
+        )
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
+        self.provider
+            .signature_verification_algorithms
+            .supported_schemes()
     }
 }
 
@@ -104,19 +122,23 @@ pub(super) fn server_name(host: &Host) -> io::Result<ServerName<'static>> {
 /// Explains why a handshake failed, with the next step.
 pub(super) fn explain(error: &io::Error) -> String {
     use CertificateError as Wrong;
-    let Some(cause) = error.get_ref().and_then(|cause| cause.downcast_ref::<Error>()) else {
+    let Some(cause) = error
+        .get_ref()
+        .and_then(|cause| cause.downcast_ref::<Error>())
+    else {
         return error.to_string();
     };
     match cause {
-        Error::InvalidCertificate(Wrong::NotValidForName | Wrong::NotValidForNameContext { .. }) => {
-            "its certificate is not for this name: use a name that the certificate has".into()
-        }
+        Error::InvalidCertificate(
+            Wrong::NotValidForName | Wrong::NotValidForNameContext { .. },
+        ) => "its certificate is not for this name: use a name that the certificate has".into(),
         // The last two: another CA of the same name.
         Error::InvalidCertificate(
             Wrong::UnknownIssuer
             | Wrong::BadSignature
             | Wrong::UnsupportedSignatureAlgorithmForPublicKeyContext { .. },
-        ) => "its certificate is not signed by a trusted CA: set sslrootcert to the file of its CA".into(),
+        ) => "its certificate is not signed by a trusted CA: set sslrootcert to the file of its CA"
+            .into(),
         Error::InvalidCertificate(Wrong::Expired | Wrong::ExpiredContext { .. }) => {
             "its certificate has expired: renew it".into()
         }
@@ -155,7 +177,8 @@ mod tests {
         let length = |algorithm| {
             let key = rcgen::KeyPair::generate_for(algorithm).expect("a key");
             let parameters = rcgen::CertificateParams::new(["db.test".into()]).expect("parameters");
-            end_point(parameters.self_signed(&key).expect("a certificate").der()).map(|hash| hash.len())
+            end_point(parameters.self_signed(&key).expect("a certificate").der())
+                .map(|hash| hash.len())
         };
         assert_eq!(length(&rcgen::PKCS_ECDSA_P256_SHA256), Some(32));
         assert_eq!(length(&rcgen::PKCS_ECDSA_P384_SHA384), Some(48));

@@ -56,13 +56,17 @@ pub enum SslMode {
 impl DatabaseUri {
     /// The scheme may be in upper case, as in every URI.
     pub fn is_uri(text: &str) -> bool {
-        let scheme = text.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
+        let scheme = text
+            .split_once("://")
+            .map(|(scheme, _)| scheme.to_ascii_lowercase());
         matches!(scheme.as_deref(), Some("postgresql" | "postgres"))
     }
 
     /// The error names what is wrong, and repeats nothing that may be a secret.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let (_, rest) = text.split_once("://").ok_or("a URI that begins with postgresql://")?;
+        let (_, rest) = text
+            .split_once("://")
+            .ok_or("a URI that begins with postgresql://")?;
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, database) = rest.split_once('/').unwrap_or((rest, ""));
         let (user_info, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
@@ -82,7 +86,9 @@ impl DatabaseUri {
         };
         let (mut names, mut ports) = split_hosts(hosts)?;
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').ok_or("parameters such as sslmode=verify-full")?;
+            let (name, value) = pair
+                .split_once('=')
+                .ok_or("parameters such as sslmode=verify-full")?;
             let value = decode(value)?;
             match name {
                 "host" => names = value.split(',').map(String::from).collect(),
@@ -96,10 +102,15 @@ impl DatabaseUri {
         if ports.len() != names.len() {
             return Err("one port for all hosts, or one for each".into());
         }
-        uri.hosts =
-            names.into_iter().zip(&ports).map(|(name, port)| host(name, port)).collect::<Result<_, _>>()?;
+        uri.hosts = names
+            .into_iter()
+            .zip(&ports)
+            .map(|(name, port)| host(name, port))
+            .collect::<Result<_, _>>()?;
         if uri.user.is_empty() {
-            return Err("a URI with a user, such as postgresql://adriaticum@db.example/adriaticum".into());
+            return Err(
+                "a URI with a user, such as postgresql://adriaticum@db.example/adriaticum".into(),
+            );
         }
         if uri.database.is_empty() {
             uri.database = uri.user.clone();
@@ -115,7 +126,10 @@ impl DatabaseUri {
             "sslmode" => self.sslmode = Some(SslMode::parse(&value)?),
             "sslrootcert" => self.sslrootcert = Some(value.into()),
             "connect_timeout" => {
-                let seconds = value.parse().ok().filter(|seconds| (1..=60).contains(seconds));
+                let seconds = value
+                    .parse()
+                    .ok()
+                    .filter(|seconds| (1..=60).contains(seconds));
                 let seconds = seconds.ok_or("connect_timeout from 1 to 60 seconds")?;
                 self.connect_timeout = Duration::from_secs(seconds);
             }
@@ -125,7 +139,8 @@ impl DatabaseUri {
                     "any" => false,
                     _ => {
                         return Err(
-                            "target_session_attrs=read-write, primary or any: the service writes".into()
+                            "target_session_attrs=read-write, primary or any: the service writes"
+                                .into(),
                         );
                     }
                 }
@@ -170,7 +185,10 @@ impl SslMode {
 }
 
 fn is_loopback(name: &str) -> bool {
-    name == "localhost" || name.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+    name == "localhost"
+        || name
+            .parse::<std::net::IpAddr>()
+            .is_ok_and(|address| address.is_loopback())
 }
 
 /// Names and ports as they are written, with an empty text for what is not.
@@ -190,20 +208,41 @@ fn split_hosts(hosts: &str) -> Result<(Vec<String>, Vec<String>), String> {
 fn host(name: String, port: &str) -> Result<Host, String> {
     let port = match port {
         "" => DEFAULT_PORT,
-        _ => port.parse().ok().filter(|&port| port > 0).ok_or("ports from 1 to 65535")?,
+        _ => port
+            .parse()
+            .ok()
+            .filter(|&port| port > 0)
+            .ok_or("ports from 1 to 65535")?,
     };
-    let folder = if name.is_empty() { DEFAULT_FOLDER } else { &name };
+    let folder = if name.is_empty() {
+        DEFAULT_FOLDER
+    } else {
+        &name
+    };
     if folder.starts_with('/') {
-        return Ok(Host::Unix(PathBuf::from(folder).join(format!(".s.PGSQL.{port}"))));
+        return Ok(Host::Unix(
+            PathBuf::from(folder).join(format!(".s.PGSQL.{port}")),
+        ));
     }
-    let is_name = name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._:".contains(&b));
-    if is_name { Ok(Host::Tcp { name, port }) } else { Err("hosts that are names or addresses".into()) }
+    let is_name = name
+        .bytes()
+        .all(|b| b.is_ascii_alphanumeric() || b"-._:".contains(&b));
+    if is_name {
+        Ok(Host::Tcp { name, port })
+    } else {
+        Err("hosts that are names or addresses".into())
+    }
 }
 
 fn decode(text: &str) -> Result<String, String> {
     // NUL ends a text in the protocol.
-    let decoded = percent_decode_str(text).decode_utf8().ok().filter(|text| !text.contains('\0'));
-    decoded.map(Into::into).ok_or_else(|| "UTF-8 without NUL behind its percent signs".into())
+    let decoded = percent_decode_str(text)
+        .decode_utf8()
+        .ok()
+        .filter(|text| !text.contains('\0'));
+    decoded
+        .map(Into::into)
+        .ok_or_else(|| "UTF-8 without NUL behind its percent signs".into())
 }
 
 impl fmt::Display for Host {
@@ -219,7 +258,13 @@ impl fmt::Display for Host {
 impl fmt::Display for DatabaseUri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hosts: Vec<String> = self.hosts.iter().map(Host::to_string).collect();
-        write!(f, "postgresql://{}@{}/{}", self.user, hosts.join(","), self.database)
+        write!(
+            f,
+            "postgresql://{}@{}/{}",
+            self.user,
+            hosts.join(","),
+            self.database
+        )
     }
 }
 
@@ -242,12 +287,24 @@ mod tests {
             "postgresql://u@a.test:1,[fd00::7]:2,10.0.0.7:5432/db",
         );
         assert_eq!(uri.password.as_ref().map(Secret::expose), Some("p@ss:"));
-        assert_eq!((uri.connect_timeout, uri.needs_writable), (Duration::from_secs(1), true));
+        assert_eq!(
+            (uri.connect_timeout, uri.needs_writable),
+            (Duration::from_secs(1), true)
+        );
         check("postgres://u@localhost", "postgresql://u@localhost:5432/u");
-        check("PostgreSQL://u:hidden@localhost", "postgresql://u@localhost:5432/u");
+        check(
+            "PostgreSQL://u:hidden@localhost",
+            "postgresql://u@localhost:5432/u",
+        );
         check("postgresql://u@[::1]", "postgresql://u@[::1]:5432/u");
-        check("postgresql://u@%2Frun%2Fpg:7/d%2Fb", "postgresql://u@/run/pg/.s.PGSQL.7/d/b");
-        check("postgresql://u@/db", "postgresql://u@/var/run/postgresql/.s.PGSQL.5432/db");
+        check(
+            "postgresql://u@%2Frun%2Fpg:7/d%2Fb",
+            "postgresql://u@/run/pg/.s.PGSQL.7/d/b",
+        );
+        check(
+            "postgresql://u@/db",
+            "postgresql://u@/var/run/postgresql/.s.PGSQL.5432/db",
+        );
         check(
             "postgresql:///db?host=/tmp,b.test&port=7&user=u",
             "postgresql://u@/tmp/.s.PGSQL.7,b.test:7/db",
@@ -256,7 +313,10 @@ mod tests {
             "postgresql://a,b/?user=u&password=x&dbname=d&connect_timeout=9&target_session_attrs=any&port=1,2",
             "postgresql://u@a:1,b:2/d",
         );
-        assert_eq!((uri.connect_timeout, uri.needs_writable), (Duration::from_secs(9), false));
+        assert_eq!(
+            (uri.connect_timeout, uri.needs_writable),
+            (Duration::from_secs(9), false)
+        );
     }
 
     #[test]
@@ -271,12 +331,18 @@ mod tests {
             ("postgresql://u:secret%00@a/", "UTF-8"),
             ("postgresql://u:secret@a/?sslmode=prefer", "verify-full"),
             ("postgresql://u:secret@a/?connect_timeout=0", "60"),
-            ("postgresql://u:secret@a/?target_session_attrs=standby", "the service writes"),
+            (
+                "postgresql://u:secret@a/?target_session_attrs=standby",
+                "the service writes",
+            ),
             ("postgresql://u@a/?passwd=secret", "no other parameters"),
             ("postgresql://u@a/?secret", "parameters"),
         ] {
             let error = DatabaseUri::parse(text).expect_err(text);
-            assert!(error.contains(named) && !error.contains("secret"), "{text}: {error}");
+            assert!(
+                error.contains(named) && !error.contains("secret"),
+                "{text}: {error}"
+            );
         }
     }
 
@@ -295,7 +361,10 @@ mod tests {
             ("postgresql://u@[::1]/", Disable),
             ("postgresql://u@127.0.0.1/?sslmode=require", Require),
             ("postgresql://u@db.test/?sslrootcert=ca.pem", VerifyFull),
-            ("postgresql://u@db.test/?sslrootcert=ca.pem&sslmode=require", VerifyCa),
+            (
+                "postgresql://u@db.test/?sslrootcert=ca.pem&sslmode=require",
+                VerifyCa,
+            ),
             ("postgresql://u@db.test/?sslmode=verify-ca", VerifyCa),
             ("postgresql://u@db.test/?sslmode=disable", Disable),
             ("postgresql://u@%2Ftmp/?sslmode=verify-full", Disable),

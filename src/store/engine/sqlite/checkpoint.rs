@@ -50,7 +50,11 @@ impl WalState {
             counted.store(u64::try_from(pages).unwrap_or(0), Ordering::Relaxed);
             Ok(())
         }))?;
-        Ok(Self { pages, due_at: AtomicU64::new(CHECKPOINT_PAGES), last_checkpoint: AtomicI64::new(0) })
+        Ok(Self {
+            pages,
+            due_at: AtomicU64::new(CHECKPOINT_PAGES),
+            last_checkpoint: AtomicI64::new(0),
+        })
     }
 }
 
@@ -61,19 +65,28 @@ impl Sqlite {
         // One thread of several takes it upon itself.
         let due = due_at.load(Ordering::Relaxed);
         if pages.load(Ordering::Relaxed) < due
-            || due_at.compare_exchange(due, u64::MAX, Ordering::Relaxed, Ordering::Relaxed).is_err()
+            || due_at
+                .compare_exchange(due, u64::MAX, Ordering::Relaxed, Ordering::Relaxed)
+                .is_err()
         {
             return;
         }
         let checkpoint = || {
             let turn = self.take_writer(Instant::now() + TURN_TIMEOUT)?;
-            self.files.keep_failed_sync(run(turn.connection(), "PRAGMA wal_checkpoint(PASSIVE)"))
+            self.files
+                .keep_failed_sync(run(turn.connection(), "PRAGMA wal_checkpoint(PASSIVE)"))
         };
         let next = match checkpoint() {
             Ok(CheckpointProgress { pages, moved }) => {
-                self.wal.last_checkpoint.store(when::now(), Ordering::Relaxed);
+                self.wal
+                    .last_checkpoint
+                    .store(when::now(), Ordering::Relaxed);
                 // If a long read holds a part of the WAL, the next attempt comes when that is worth it.
-                if moved < pages { pages + CHECKPOINT_PAGES } else { CHECKPOINT_PAGES }
+                if moved < pages {
+                    pages + CHECKPOINT_PAGES
+                } else {
+                    CHECKPOINT_PAGES
+                }
             }
             // Another thread writes, and will find that it is due.
             Err(StoreError::Busy) => CHECKPOINT_PAGES,
@@ -88,7 +101,8 @@ impl Sqlite {
     pub fn wal_figures(&self) -> WalFigures {
         WalFigures {
             bytes: self.wal.pages.load(Ordering::Relaxed) * FRAME,
-            last_checkpoint: Some(self.wal.last_checkpoint.load(Ordering::Relaxed)).filter(|&time| time != 0),
+            last_checkpoint: Some(self.wal.last_checkpoint.load(Ordering::Relaxed))
+                .filter(|&time| time != 0),
         }
     }
 }
@@ -107,7 +121,10 @@ struct CheckpointProgress {
 fn run(connection: &Connection, checkpoint: &str) -> Result<CheckpointProgress> {
     let number = |number: i64| u64::try_from(number).unwrap_or(0);
     Ok(connection.query_row(checkpoint, [], |row| {
-        Ok(CheckpointProgress { pages: number(row.get(1)?), moved: number(row.get(2)?) })
+        Ok(CheckpointProgress {
+            pages: number(row.get(1)?),
+            moved: number(row.get(2)?),
+        })
     })?)
 }
 
@@ -122,8 +139,11 @@ mod tests {
 
     fn write_pages(engine: &Sqlite, pages: usize) {
         let fill = |session: &dyn SqlSession| {
-            (0..pages)
-                .try_for_each(|_| session.execute("INSERT INTO t VALUES (zeroblob(4000))", &[]).map(drop))
+            (0..pages).try_for_each(|_| {
+                session
+                    .execute("INSERT INTO t VALUES (zeroblob(4000))", &[])
+                    .map(drop)
+            })
         };
         engine.as_dyn().transaction(fill).expect("some pages");
     }
@@ -145,50 +165,90 @@ mod tests {
 
     fn moved(engine: &Sqlite) -> u64 {
         let connection = connect(&engine.path, OpenFlags::SQLITE_OPEN_READ_WRITE).expect("it");
-        run(&connection, "PRAGMA wal_checkpoint(NOOP)").expect("a look").moved
+        run(&connection, "PRAGMA wal_checkpoint(NOOP)")
+            .expect("a look")
+            .moved
     }
 
     #[test]
     fn a_checkpoint_runs_from_a_thousand_pages_on() {
         let (temporary, engine) = engine();
         write_pages(&engine, 500);
-        assert_eq!((moved(&engine), engine.wal_figures().last_checkpoint), (0, None), "too little to move");
-        let file = || temporary.folder.join("wal.db-wal").metadata().expect("the WAL").len();
-        assert_eq!(engine.wal_figures().bytes + 32, file(), "all of it but its header");
+        assert_eq!(
+            (moved(&engine), engine.wal_figures().last_checkpoint),
+            (0, None),
+            "too little to move"
+        );
+        let file = || {
+            temporary
+                .folder
+                .join("wal.db-wal")
+                .metadata()
+                .expect("the WAL")
+                .len()
+        };
+        assert_eq!(
+            engine.wal_figures().bytes + 32,
+            file(),
+            "all of it but its header"
+        );
         write_pages(&engine, 600);
         assert!(moved(&engine) > 1000, "all is in the database");
-        assert!(engine.wal_figures().last_checkpoint.is_some_and(|time| time > when::now() - 600));
+        assert!(
+            engine
+                .wal_figures()
+                .last_checkpoint
+                .is_some_and(|time| time > when::now() - 600)
+        );
         write_pages(&engine, 1);
-        assert!(engine.wal_figures().bytes < 10 * FRAME, "the WAL begins again");
+        assert!(
+            engine.wal_figures().bytes < 10 * FRAME,
+            "the WAL begins again"
+        );
         for _ in 0..5 {
             write_pages(&engine, 2000);
         }
         write_pages(&engine, 1);
-        assert!(file() <= FILE_LIMIT as u64 + 32, "its file is cut: {} bytes", file());
+        assert!(
+            file() <= FILE_LIMIT as u64 + 32,
+            "its file is cut: {} bytes",
+            file()
+        );
     }
 
     #[test]
     fn a_long_read_holds_the_wal_and_is_waited_for_in_large_steps() {
         let (_temporary, engine) = engine();
         let reader = connect(&engine.path, OpenFlags::SQLITE_OPEN_READ_ONLY).expect("a reader");
-        reader.execute_batch("BEGIN; SELECT count(*) FROM t").expect("a long read");
+        reader
+            .execute_batch("BEGIN; SELECT count(*) FROM t")
+            .expect("a long read");
         write_pages(&engine, 1100);
         let due = engine.wal.due_at.load(Ordering::Relaxed);
-        assert!((2100..2300).contains(&due), "the next attempt is not at the next write: {due}");
+        assert!(
+            (2100..2300).contains(&due),
+            "the next attempt is not at the next write: {due}"
+        );
         write_pages(&engine, 1);
         assert_eq!(engine.wal.due_at.load(Ordering::Relaxed), due);
         assert!(engine.wal_figures().bytes > 1100 * 4096, "it grows");
         reader.execute_batch("COMMIT").expect("its end");
         write_pages(&engine, 1100);
         write_pages(&engine, 1);
-        assert!(engine.wal_figures().bytes < 10 * FRAME, "the WAL begins again");
+        assert!(
+            engine.wal_figures().bytes < 10 * FRAME,
+            "the WAL begins again"
+        );
         assert_eq!(engine.wal.due_at.load(Ordering::Relaxed), CHECKPOINT_PAGES);
     }
 
     #[test]
     fn no_connection_runs_a_checkpoint_by_itself() {
         let (_temporary, engine) = engine();
-        for mode in [OpenFlags::SQLITE_OPEN_READ_ONLY, OpenFlags::SQLITE_OPEN_READ_WRITE] {
+        for mode in [
+            OpenFlags::SQLITE_OPEN_READ_ONLY,
+            OpenFlags::SQLITE_OPEN_READ_WRITE,
+        ] {
             let connection = connect(&engine.path, mode).expect("a connection");
             let pages: i64 = connection
                 .pragma_query_value(None, "wal_autocheckpoint", |row| row.get(0))

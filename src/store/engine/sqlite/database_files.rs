@@ -69,7 +69,10 @@ impl Files {
     pub fn check(&self, wal_in_use: impl FnOnce() -> Result<u64>) -> Result<()> {
         self.check_synced()?;
         let find = |(path, known): &(PathBuf, FileIdentity)| {
-            fs::metadata(path).ok().filter(|file| identity_of(file) == *known).ok_or(StoreError::Replaced)
+            fs::metadata(path)
+                .ok()
+                .filter(|file| identity_of(file) == *known)
+                .ok_or(StoreError::Replaced)
         };
         find(&self.database)?;
         let Some(wal) = self.wal.as_ref().map(find).transpose()? else {
@@ -86,7 +89,9 @@ impl Files {
 
     /// Returns the error of an earlier fsync that failed.
     fn check_synced(&self) -> Result<()> {
-        self.failed.get().map_or(Ok(()), |error| Err(StoreError::NotSynced(Arc::clone(error))))
+        self.failed.get().map_or(Ok(()), |error| {
+            Err(StoreError::NotSynced(Arc::clone(error)))
+        })
     }
 }
 

@@ -72,14 +72,21 @@ impl FileLock {
         files::create(&path).map_err(of_name)?;
         let mut options = File::options();
         options.read(true).custom_flags(files::NO_FOLLOW);
-        let mut name = options.clone().write(true).open(&path).map(keep_open).map_err(of_name)?;
+        let mut name = options
+            .clone()
+            .write(true)
+            .open(&path)
+            .map(keep_open)
+            .map_err(of_name)?;
         if !try_lock(&name).map_err(of_name)? {
             let mut holder = String::new();
             let _ = name.read_to_string(&mut holder);
             return Err(LockError::Taken(holder.trim().parse().ok()));
         }
         // On a full disk this fails. The lock holds without it.
-        let _ = name.set_len(0).and_then(|()| writeln!(name, "{}", process::id()));
+        let _ = name
+            .set_len(0)
+            .and_then(|()| writeln!(name, "{}", process::id()));
         let of_database = |error: io::Error| LockError::Database(error.into());
         // Only then: `create` closes a descriptor of a file that is there, and `move` has the database open.
         if !real.exists() {
@@ -120,20 +127,35 @@ mod tests {
     #[test]
     fn one_at_a_time_by_whichever_path() {
         let temporary = Temporary::sqlite();
-        let [path, link, name] = ["test.db", "link.db", "name.db"].map(|file| temporary.folder.join(file));
+        let [path, link, name] =
+            ["test.db", "link.db", "name.db"].map(|file| temporary.folder.join(file));
         symlink("test.db", &link).expect("a link");
         fs::hard_link(&path, &name).expect("a second name");
         // A crash left this behind.
-        fs::write(temporary.folder.join("test.db.lock"), "4194304\nmore than a pid").expect("a file");
+        fs::write(
+            temporary.folder.join("test.db.lock"),
+            "4194304\nmore than a pid",
+        )
+        .expect("a file");
         let _lock = FileLock::take(&path).expect("it is free");
-        for (path, pid) in [(&path, Some(process::id())), (&link, Some(process::id())), (&name, None)] {
+        for (path, pid) in [
+            (&path, Some(process::id())),
+            (&link, Some(process::id())),
+            (&name, None),
+        ] {
             let error = FileLock::take(path).expect_err("it is held");
-            assert!(matches!(error, LockError::Taken(found) if found == pid), "{error}");
+            assert!(
+                matches!(error, LockError::Taken(found) if found == pid),
+                "{error}"
+            );
         }
         assert!(!temporary.folder.join("link.db.lock").exists());
         // Another file of the same name would have the same WAL.
         fs::rename(&path, temporary.folder.join("old.db")).expect("another place");
-        assert!(matches!(FileLock::take(&path), Err(LockError::Taken(Some(_)))));
+        assert!(matches!(
+            FileLock::take(&path),
+            Err(LockError::Taken(Some(_)))
+        ));
     }
 
     /// SQLite's own locks, which are gone when the process closes any descriptor of the file.
@@ -173,10 +195,19 @@ mod tests {
         let path = temporary.folder.join("new.db");
         let _lock = FileLock::take(&path).expect("it is free");
         for file in ["new.db", "new.db.lock"] {
-            let mode = temporary.folder.join(file).metadata().expect("a file").mode();
+            let mode = temporary
+                .folder
+                .join(file)
+                .metadata()
+                .expect("a file")
+                .mode();
             assert_eq!(mode & 0o007, 0, "others may not lock {file}");
         }
-        let error = FileLock::take(Path::new("/dev/null/x.db")).expect_err("there is no such folder");
-        assert!(error.to_string().starts_with("/dev/null/x.db.lock: "), "{error}");
+        let error =
+            FileLock::take(Path::new("/dev/null/x.db")).expect_err("there is no such folder");
+        assert!(
+            error.to_string().starts_with("/dev/null/x.db.lock: "),
+            "{error}"
+        );
     }
 }

@@ -28,8 +28,8 @@ pub use self::lock::{FileLock, LockError};
 pub use self::replacement::{PresentDatabase, Replacement};
 use self::transaction::{WRITE_TIMEOUT, Writer};
 use super::{
-    APPEND_TIMEOUT, Access, BoundStatement, EachRow, Engine, Row, SqlSession, SqlValue, Transaction,
-    TransactionMode,
+    APPEND_TIMEOUT, Access, BoundStatement, EachRow, Engine, Row, SqlSession, SqlValue,
+    Transaction, TransactionMode,
 };
 use crate::files::with_suffix;
 use crate::progress::Progress;
@@ -86,10 +86,16 @@ impl Sqlite {
         let opened = database_files::identity(path)?;
         let (mut connection, read_only) = match access {
             Access::Read => connect_to_read(path)?,
-            _ => (connect_to_write(path).map_err(|error| name_cause(path, error))?, None),
+            _ => (
+                connect_to_write(path).map_err(|error| name_cause(path, error))?,
+                None,
+            ),
         };
         let is_new = upgrades::bring_up_to_date(&mut connection, access, progress)?;
-        if path.metadata().is_ok_and(|file| file.len() <= CHECK_COMPLETELY) {
+        if path
+            .metadata()
+            .is_ok_and(|file| file.len() <= CHECK_COMPLETELY)
+        {
             check_every_page(&connection)?;
         }
         // COMMIT syncs the WAL.
@@ -116,7 +122,8 @@ impl Sqlite {
 
     /// Checks that the files are still those that were opened.
     pub fn check_files(&self) -> Result<()> {
-        self.files.check(|| checkpoint::in_use(self.reader(false)?.connection()))
+        self.files
+            .check(|| checkpoint::in_use(self.reader(false)?.connection()))
     }
 
     /// Reads every page of the database.
@@ -133,7 +140,9 @@ impl Sqlite {
 
     /// Passes a result of a read on, unless another process wrote to the file, which SQLite would not notice.
     fn check_unchanged<T>(&self, result: Result<T>) -> Result<T> {
-        self.read_only.as_ref().map_or(Ok(()), ReadOnlyFile::check)?;
+        self.read_only
+            .as_ref()
+            .map_or(Ok(()), ReadOnlyFile::check)?;
         result
     }
 }
@@ -143,7 +152,9 @@ impl Engine for Sqlite {
         Ok(match mode {
             TransactionMode::Statement => Box::new(self.reader(false)?),
             TransactionMode::Read | TransactionMode::Report => Box::new(self.reader(true)?),
-            TransactionMode::Write => Box::new(self.begin_write(Instant::now() + self.write_timeout)?),
+            TransactionMode::Write => {
+                Box::new(self.begin_write(Instant::now() + self.write_timeout)?)
+            }
             TransactionMode::WriteUntil(deadline) | TransactionMode::Append(deadline) => {
                 Box::new(self.begin_write(deadline)?)
             }
@@ -200,7 +211,9 @@ pub fn backup(path: &Path, to: &Path, progress: &Progress) -> Result<i64, Backup
         let to = crate::files::resolve(to)?;
         let size = "SELECT (page_count - freelist_count) * page_size
             FROM pragma_page_count, pragma_freelist_count, pragma_page_size";
-        let size = connection.query_row(size, [], |row| row.get::<_, i64>(0))?.max(0) as u64;
+        let size = connection
+            .query_row(size, [], |row| row.get::<_, i64>(0))?
+            .max(0) as u64;
         let (copied, progress) = (to.clone(), progress.clone());
         progress.at("copying", 0, size / MEBIBYTE, "MiB");
         while_running(&mut connection, move |_| {
@@ -215,8 +228,9 @@ pub fn backup(path: &Path, to: &Path, progress: &Progress) -> Result<i64, Backup
         StoreError::Damaged(_) => BackupError::Database(error),
         error => BackupError::Copy(error),
     });
-    let unchanged =
-        read_only.map_or(Ok(()), |file| file.check()).map_err(|error| BackupError::Database(error.into()));
+    let unchanged = read_only
+        .map_or(Ok(()), |file| file.check())
+        .map_err(|error| BackupError::Database(error.into()));
     unchanged.and(copied).inspect_err(|_| {
         let _ = fs::remove_file(to);
     })
@@ -224,7 +238,10 @@ pub fn backup(path: &Path, to: &Path, progress: &Progress) -> Result<i64, Backup
 
 fn is_missing(path: &Path) -> Result<bool> {
     // Before the database's own: a process that creates one fills its WAL last.
-    let wal = with_suffix(&fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()), "-wal");
+    let wal = with_suffix(
+        &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()),
+        "-wal",
+    );
     let bytes = wal.metadata().map_or(0, |file| file.len());
     // An empty file is what a start that was interrupted has left.
     let is_missing = match path.metadata() {
@@ -232,7 +249,11 @@ fn is_missing(path: &Path) -> Result<bool> {
         Err(error) => error.kind() == io::ErrorKind::NotFound,
     };
     // SQLite would delete the WAL.
-    if is_missing && bytes > 0 { Err(StoreError::LostContent { wal, bytes }) } else { Ok(is_missing) }
+    if is_missing && bytes > 0 {
+        Err(StoreError::LostContent { wal, bytes })
+    } else {
+        Ok(is_missing)
+    }
 }
 
 fn connect(path: &Path, mode: OpenFlags) -> Result<Connection> {
@@ -285,11 +306,16 @@ fn name_cause(path: &Path, error: StoreError) -> StoreError {
         return error;
     }
     let read_write = FileAccess::READ_OK | FileAccess::WRITE_OK;
-    let beside =
-        ["-wal", "-shm"].map(|suffix| with_suffix(path, suffix)).into_iter().filter(|file| file.exists());
+    let beside = ["-wal", "-shm"]
+        .map(|suffix| with_suffix(path, suffix))
+        .into_iter()
+        .filter(|file| file.exists());
     let beside = beside.map(|file| check_usable(&file, read_write));
     let folder = check_usable(crate::files::folder(path), read_write | FileAccess::EXEC_OK);
-    beside.chain([folder]).find_map(io::Result::err).map_or(error, StoreError::from)
+    beside
+        .chain([folder])
+        .find_map(io::Result::err)
+        .map_or(error, StoreError::from)
 }
 
 fn connect_to_write(path: &Path) -> Result<Connection> {
@@ -307,8 +333,13 @@ fn connect_to_write(path: &Path) -> Result<Connection> {
 fn switch_journal(connection: &Connection, journal: &str) -> Result<()> {
     let end = Instant::now() + START_TIMEOUT;
     loop {
-        match connection.pragma_update(None, "journal_mode", journal).map_err(StoreError::from) {
-            Err(StoreError::Busy) if Instant::now() < end => thread::sleep(Duration::from_millis(5)),
+        match connection
+            .pragma_update(None, "journal_mode", journal)
+            .map_err(StoreError::from)
+        {
+            Err(StoreError::Busy) if Instant::now() < end => {
+                thread::sleep(Duration::from_millis(5))
+            }
             result => return result,
         }
     }
@@ -316,7 +347,10 @@ fn switch_journal(connection: &Connection, journal: &str) -> Result<()> {
 
 /// Calls `each` every few milliseconds while a statement of the connection runs, with the number of steps of all of them so
 /// far.
-fn while_running(connection: &mut Connection, mut each: impl FnMut(u64) + Send + 'static) -> Result<()> {
+fn while_running(
+    connection: &mut Connection,
+    mut each: impl FnMut(u64) + Send + 'static,
+) -> Result<()> {
     const STEPS: u32 = 5_000;
     let mut steps = 0;
     let each = move || {
@@ -336,7 +370,11 @@ fn show_time(connection: &mut Connection, work: &'static str, progress: &Progres
 
 fn check_every_page(connection: &Connection) -> Result<()> {
     let verdict: String = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
-    if verdict == "ok" { Ok(()) } else { Err(StoreError::Damaged(verdict)) }
+    if verdict == "ok" {
+        Ok(())
+    } else {
+        Err(StoreError::Damaged(verdict))
+    }
 }
 
 impl SqlSession for Connection {
@@ -345,14 +383,16 @@ impl SqlSession for Connection {
             let mut prepared = self.prepare_cached(text)?;
             // For SQLite `$1` is a name, and names are numbered in the order in which they first appear.
             debug_assert!(
-                (1..=parameters.len()).all(|n| prepared.parameter_name(n) == Some(&format!("${n}"))),
+                (1..=parameters.len())
+                    .all(|n| prepared.parameter_name(n) == Some(&format!("${n}"))),
                 "the parameters first appear in another order than their numbers: {text}"
             );
             let columns = prepared.column_count();
             let mut rows = prepared.query(params_from_iter(*parameters))?;
             while let Some(row) = rows.next()? {
-                let values: rusqlite::Result<Vec<SqlValue>> =
-                    (0..columns).map(|column| row.get_ref(column).map(SqlValue::from)).collect();
+                let values: rusqlite::Result<Vec<SqlValue>> = (0..columns)
+                    .map(|column| row.get_ref(column).map(SqlValue::from))
+                    .collect();
                 each(number, Row::new(values?))?;
             }
             Ok(self.changes() as usize)
@@ -383,21 +423,30 @@ mod tests {
 
         /// Tests write thousands of rows, and none of them cuts the power.
         pub fn stop_syncing(&self) {
-            let turn = self.begin_write(Instant::now() + self.write_timeout).expect("its turn");
+            let turn = self
+                .begin_write(Instant::now() + self.write_timeout)
+                .expect("its turn");
             turn.set_unsynced();
         }
     }
 
     #[test]
     fn every_error_that_has_its_own_advice() {
-        let map = |code| StoreError::from(rusqlite::Error::SqliteFailure(ffi::Error::new(code), None));
+        let map =
+            |code| StoreError::from(rusqlite::Error::SqliteFailure(ffi::Error::new(code), None));
         assert!(matches!(map(ffi::SQLITE_BUSY), StoreError::Busy));
         assert!(matches!(map(ffi::SQLITE_FULL), StoreError::Full));
         assert!(matches!(map(ffi::SQLITE_READONLY), StoreError::ReadOnly));
         assert!(matches!(map(ffi::SQLITE_CANTOPEN), StoreError::CannotOpen));
         assert!(matches!(map(ffi::SQLITE_NOTADB), StoreError::Damaged(_)));
-        assert!(matches!(map(ffi::SQLITE_IOERR_FSYNC), StoreError::NotSynced(_)));
-        assert!(matches!(map(ffi::SQLITE_IOERR_DIR_FSYNC), StoreError::NotSynced(_)));
+        assert!(matches!(
+            map(ffi::SQLITE_IOERR_FSYNC),
+            StoreError::NotSynced(_)
+        ));
+        assert!(matches!(
+            map(ffi::SQLITE_IOERR_DIR_FSYNC),
+            StoreError::NotSynced(_)
+        ));
         assert!(matches!(map(ffi::SQLITE_IOERR_READ), StoreError::Other(_)));
         assert!(matches!(map(ffi::SQLITE_ERROR), StoreError::Other(_)));
     }
@@ -408,7 +457,9 @@ mod tests {
         let path = temporary.folder.join("new.db");
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
         let [other, ours] = [(); 2].map(|()| connect(&path, flags).expect("a connection"));
-        other.execute_batch("BEGIN IMMEDIATE; CREATE TABLE t (x)").expect("a write");
+        other
+            .execute_batch("BEGIN IMMEDIATE; CREATE TABLE t (x)")
+            .expect("a write");
         thread::scope(|scope| {
             let switched = scope.spawn(move || switch_journal(&ours, "WAL"));
             let began = Instant::now();
@@ -423,8 +474,12 @@ mod tests {
     #[test]
     fn few_connections_read_at_once_stay_open_and_take_turns() {
         let temporary = Temporary::sqlite();
-        let engine = Sqlite::open(&temporary.folder.join("reads.db"), Access::Create, &Progress::none())
-            .expect("a new database");
+        let engine = Sqlite::open(
+            &temporary.folder.join("reads.db"),
+            Access::Create,
+            &Progress::none(),
+        )
+        .expect("a new database");
         let (reading, all) = (AtomicUsize::new(0), Barrier::new(READERS + 1));
         thread::scope(|scope| {
             for _ in 0..READERS {
@@ -449,14 +504,22 @@ mod tests {
                 })
                 .collect();
             thread::sleep(Duration::from_millis(50));
-            assert_eq!(reading.load(Ordering::Relaxed), 0, "all connections are in use");
+            assert_eq!(
+                reading.load(Ordering::Relaxed),
+                0,
+                "all connections are in use"
+            );
             all.wait();
-            others.into_iter().for_each(|other| other.join().expect("no panic").expect("a read"));
+            others
+                .into_iter()
+                .for_each(|other| other.join().expect("no panic").expect("a read"));
         });
         assert_eq!(reading.load(Ordering::Relaxed), 10);
         assert_eq!(lock(&engine.readers).len(), READERS);
         for _ in 0..READERS {
-            let create = engine.as_dyn().read(|session| session.execute("CREATE TEMP TABLE mine (n)", &[]));
+            let create = engine
+                .as_dyn()
+                .read(|session| session.execute("CREATE TEMP TABLE mine (n)", &[]));
             create.expect("a connection without this table");
         }
     }
@@ -464,11 +527,21 @@ mod tests {
     #[test]
     fn a_wait_for_one_of_our_own_readers_is_not_reported_as_another_process() {
         let temporary = Temporary::sqlite();
-        let engine = Sqlite::open(&temporary.folder.join("reads.db"), Access::Create, &Progress::none())
-            .expect("a new database");
+        let engine = Sqlite::open(
+            &temporary.folder.join("reads.db"),
+            Access::Create,
+            &Progress::none(),
+        )
+        .expect("a new database");
         let now = Instant::now();
-        let _all: Vec<_> = (0..READERS).map(|_| engine.reading.acquire(now).expect("a free one")).collect();
-        let error = engine.as_dyn().read(|_| Ok(())).expect_err("all are in use").to_string();
+        let _all: Vec<_> = (0..READERS)
+            .map(|_| engine.reading.acquire(now).expect("a free one"))
+            .collect();
+        let error = engine
+            .as_dyn()
+            .read(|_| Ok(()))
+            .expect_err("all are in use")
+            .to_string();
         assert!(
             error.contains("this process's connections") && !error.contains("another process"),
             "{error}"
@@ -481,11 +554,15 @@ mod tests {
         let path = temporary.folder.join("test.db");
         let connection = connect(&path, OpenFlags::SQLITE_OPEN_READ_ONLY).expect("it");
         // As in `begin`.
-        let join = "SELECT 1 FROM keys, gateways WHERE keys.id = ?1 AND gateways.name = ?2 AND epoch = ?3";
+        let join =
+            "SELECT 1 FROM keys, gateways WHERE keys.id = ?1 AND gateways.name = ?2 AND epoch = ?3";
         for _ in 0..3 {
             let mut statement = connection.prepare_cached(join).expect("a good statement");
             assert!(!statement.exists(("key_1", "none", 1)).expect("a look-up"));
-            assert_eq!(statement.get_status(rusqlite::StatementStatus::RePrepare), 0);
+            assert_eq!(
+                statement.get_status(rusqlite::StatementStatus::RePrepare),
+                0
+            );
         }
     }
 
@@ -497,11 +574,15 @@ mod tests {
         let other = Connection::open(&path).expect("a connection");
         other.execute_batch("BEGIN IMMEDIATE").expect("a lock");
         thread::scope(|scope| {
-            let opening = scope.spawn(|| Sqlite::open(&path, Access::Create, &Progress::none()).map(drop));
+            let opening =
+                scope.spawn(|| Sqlite::open(&path, Access::Create, &Progress::none()).map(drop));
             // Enough for a start that does not wait to fail.
             thread::sleep(Duration::from_millis(300));
             other.execute_batch("COMMIT").expect("the lock is released");
-            opening.join().expect("no panic").expect("it should have waited");
+            opening
+                .join()
+                .expect("no panic")
+                .expect("it should have waited");
         });
     }
 
@@ -511,10 +592,15 @@ mod tests {
         let path = temporary.folder.join("test.db");
         temporary.store.check().expect("it is sound");
         let connection = connect(&path, OpenFlags::SQLITE_OPEN_READ_WRITE).expect("a connection");
-        connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)").expect("a checkpoint");
+        connection
+            .execute_batch("PRAGMA wal_checkpoint(TRUNCATE)")
+            .expect("a checkpoint");
         let mut bytes = fs::read(&path).expect("the file");
         bytes.iter_mut().skip(4096).for_each(|byte| *byte = 0xff);
         fs::write(&path, bytes).expect("the same file");
-        assert!(matches!(temporary.store.check(), Err(StoreError::Damaged(_))));
+        assert!(matches!(
+            temporary.store.check(),
+            Err(StoreError::Damaged(_))
+        ));
     }
 }

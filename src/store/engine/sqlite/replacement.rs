@@ -33,7 +33,11 @@ pub struct Replacement {
 impl Replacement {
     /// Copies a backup, which is only read, and checks all of the copy. Nothing beside the backup is ever applied to it:
     /// in a folder that others may write to, they could replace every page with a WAL of theirs.
-    pub fn prepare(database: &Path, backup: &Path, progress: &Progress) -> Result<Self, RestoreError> {
+    pub fn prepare(
+        database: &Path,
+        backup: &Path,
+        progress: &Progress,
+    ) -> Result<Self, RestoreError> {
         let of_backup = |error: io::Error| RestoreError::Backup(error.into());
         let of_target = |error: io::Error| RestoreError::Present(error.into());
         let content = files::open(backup).map_err(of_backup)?;
@@ -42,16 +46,25 @@ impl Replacement {
             Err(error) if error.kind() == io::ErrorKind::NotFound => database.to_owned(),
             resolved => resolved.map_err(of_target)?,
         };
-        if fs::metadata(&database).is_ok_and(|other| (other.dev(), other.ino()) == (file.dev(), file.ino())) {
+        if fs::metadata(&database)
+            .is_ok_and(|other| (other.dev(), other.ino()) == (file.dev(), file.ino()))
+        {
             return Err(of_backup(io::Error::other("it is the database itself")));
         }
         // The links are resolved, as SQLite does it.
         let backup = fs::canonicalize(backup).map_err(of_backup)?;
         let beside = LOGS.map(|log| with_suffix(&backup, log));
-        if let Some(log) = beside.into_iter().find(|log| fs::symlink_metadata(log).is_ok()) {
+        if let Some(log) = beside
+            .into_iter()
+            .find(|log| fs::symlink_metadata(log).is_ok())
+        {
             return Err(RestoreError::Incomplete(log));
         }
-        let mut replacement = Self { copy: with_suffix(&database, ".restoring"), database, version: 0 };
+        let mut replacement = Self {
+            copy: with_suffix(&database, ".restoring"),
+            database,
+            version: 0,
+        };
         // An interrupted restore may have left a copy.
         replacement.remove_copy().map_err(of_target)?;
         copy(&content, &replacement.copy, progress).map_err(of_target)?;
@@ -66,8 +79,13 @@ impl Replacement {
         }
         let mut connection = connect(&self.copy, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
         show_time(&mut connection, "checking the copy", progress)?;
-        let verdict: String = connection.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
-        if verdict == "ok" { Ok(upgrades::version(&connection)?) } else { Err(StoreError::Damaged(verdict)) }
+        let verdict: String =
+            connection.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
+        if verdict == "ok" {
+            Ok(upgrades::version(&connection)?)
+        } else {
+            Err(StoreError::Damaged(verdict))
+        }
     }
 
     /// Puts the copy, which nothing has open, in the place of the database. Returns the path of the former database, if there
@@ -77,7 +95,9 @@ impl Replacement {
         self.close_copy()?;
         let database = &self.database;
         // A colon would make it a host's name for some programs.
-        let time = when::iso(when::now()).unwrap_or_default().replace(['-', ':'], "");
+        let time = when::iso(when::now())
+            .unwrap_or_default()
+            .replace(['-', ':'], "");
         let kept = unused(database, &format!(".before-restore-{time}"));
         let mut is_kept = false;
         for suffix in [""].into_iter().chain(LOGS) {
@@ -101,7 +121,11 @@ impl Replacement {
         let connection = connect(&self.copy, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
         switch_journal(&connection, "DELETE")?;
         drop(connection);
-        let file = OpenOptions::new().read(true).write(true).custom_flags(NO_FOLLOW).open(&self.copy)?;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(NO_FOLLOW)
+            .open(&self.copy)?;
         if let Ok(old) = fs::symlink_metadata(&self.database) {
             let new = file.metadata()?;
             if (old.uid(), old.gid()) != (new.uid(), new.gid()) {
@@ -117,7 +141,10 @@ impl Replacement {
     }
 
     fn remove_copy(&self) -> io::Result<()> {
-        ["", "-shm"].into_iter().chain(LOGS).try_for_each(|suffix| remove(&with_suffix(&self.copy, suffix)))
+        ["", "-shm"]
+            .into_iter()
+            .chain(LOGS)
+            .try_for_each(|suffix| remove(&with_suffix(&self.copy, suffix)))
     }
 }
 
@@ -144,14 +171,22 @@ impl PresentDatabase {
         let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
         show_time(&mut connection, "checking the present database", progress)?;
         match check_every_page(&connection) {
-            Err(damage @ StoreError::Damaged(_)) => return Ok(Self { connection, damage: Some(damage) }),
+            Err(damage @ StoreError::Damaged(_)) => {
+                return Ok(Self {
+                    connection,
+                    damage: Some(damage),
+                });
+            }
             checked => checked?,
         }
         drop(connection);
         let connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
         switch_journal(&connection, "DELETE")?;
         connection.execute_batch("BEGIN EXCLUSIVE")?;
-        Ok(Self { connection, damage: None })
+        Ok(Self {
+            connection,
+            damage: None,
+        })
     }
 
     pub fn session(&self) -> &dyn SqlSession {
@@ -162,7 +197,10 @@ impl PresentDatabase {
 /// Copies a file to a new one, which only the service's own user and group may read.
 fn copy(from: &File, to: &Path, progress: &Progress) -> io::Result<()> {
     files::create(to)?;
-    let mut copy = OpenOptions::new().write(true).custom_flags(NO_FOLLOW).open(to)?;
+    let mut copy = OpenOptions::new()
+        .write(true)
+        .custom_flags(NO_FOLLOW)
+        .open(to)?;
     let total = from.metadata()?.len() / MEBIBYTE;
     for done in 0.. {
         progress.at("copying", done, total, "MiB");
@@ -195,5 +233,7 @@ fn unused(path: &Path, suffix: &str) -> PathBuf {
         number => with_suffix(path, &format!("{suffix}-{number}")),
     });
     let is_free = |path: &PathBuf| fs::symlink_metadata(path).is_err();
-    candidates.find(is_free).unwrap_or_else(|| with_suffix(path, suffix))
+    candidates
+        .find(is_free)
+        .unwrap_or_else(|| with_suffix(path, suffix))
 }

@@ -33,7 +33,11 @@ pub(super) struct Writer {
 
 impl Writer {
     pub fn new(connection: Connection) -> Self {
-        Self { turn: Semaphore::new(1), connection: Mutex::new(Some(connection)), writing: Mutex::default() }
+        Self {
+            turn: Semaphore::new(1),
+            connection: Mutex::new(Some(connection)),
+            writing: Mutex::default(),
+        }
     }
 }
 
@@ -46,7 +50,10 @@ impl Sqlite {
 
     /// A connection that reads. Without a transaction, each statement sees the state of its own moment.
     pub(super) fn reader(&self, in_transaction: bool) -> Result<SqliteTransaction<'_>> {
-        let turn = self.reading.acquire(Instant::now() + READ_TIMEOUT).ok_or(StoreError::NoConnection)?;
+        let turn = self
+            .reading
+            .acquire(Instant::now() + READ_TIMEOUT)
+            .ok_or(StoreError::NoConnection)?;
         let idle = lock(&self.readers).pop_front();
         let connection = match idle {
             Some(connection) => connection,
@@ -77,7 +84,12 @@ impl Sqlite {
     pub(super) fn take_writer(&self, deadline: Instant) -> Result<SqliteTransaction<'_>> {
         let turn = self.writer.turn.acquire(deadline).ok_or(StoreError::Busy)?;
         *lock(&self.writer.writing) = Some(Instant::now());
-        Ok(SqliteTransaction::new(self, turn, lock(&self.writer.connection).take(), true))
+        Ok(SqliteTransaction::new(
+            self,
+            turn,
+            lock(&self.writer.connection).take(),
+            true,
+        ))
     }
 }
 
@@ -95,19 +107,37 @@ pub(super) struct SqliteTransaction<'a> {
 }
 
 impl<'a> SqliteTransaction<'a> {
-    fn new(engine: &'a Sqlite, turn: Permit<'a>, connection: Option<Connection>, is_write: bool) -> Self {
-        Self { engine, connection, is_write, is_committed: Cell::new(false), _turn: turn }
+    fn new(
+        engine: &'a Sqlite,
+        turn: Permit<'a>,
+        connection: Option<Connection>,
+        is_write: bool,
+    ) -> Self {
+        Self {
+            engine,
+            connection,
+            is_write,
+            is_committed: Cell::new(false),
+            _turn: turn,
+        }
     }
 
     pub(super) fn connection(&self) -> &Connection {
-        self.connection.as_ref().expect("a transaction should have its connection until it is dropped")
+        self.connection
+            .as_ref()
+            .expect("a transaction should have its connection until it is dropped")
     }
 
     /// Checks that writing makes sense, and waits for other processes until the deadline.
     fn begin(&self, deadline: Instant) -> Result<()> {
-        self.engine.files.check(|| checkpoint::in_use(self.connection()))?;
-        self.connection().busy_timeout(deadline.saturating_duration_since(Instant::now()))?;
-        self.connection().prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        self.engine
+            .files
+            .check(|| checkpoint::in_use(self.connection()))?;
+        self.connection()
+            .busy_timeout(deadline.saturating_duration_since(Instant::now()))?;
+        self.connection()
+            .prepare_cached("BEGIN IMMEDIATE")?
+            .execute([])?;
         Ok(())
     }
 }
@@ -127,7 +157,10 @@ impl Transaction for SqliteTransaction<'_> {
 impl SqlSession for SqliteTransaction<'_> {
     fn run(&self, statements: &[BoundStatement], each: EachRow) -> Result<Vec<usize>> {
         // SQLite syncs by itself when a write begins the WAL again.
-        let result = self.engine.files.keep_failed_sync(self.connection().run(statements, each));
+        let result = self
+            .engine
+            .files
+            .keep_failed_sync(self.connection().run(statements, each));
         self.engine.check_unchanged(result)
     }
 }
@@ -160,7 +193,9 @@ mod tests {
 
     impl SqliteTransaction<'_> {
         pub fn set_unsynced(&self) {
-            self.connection().execute_batch("ROLLBACK; PRAGMA synchronous = OFF").expect("a setting");
+            self.connection()
+                .execute_batch("ROLLBACK; PRAGMA synchronous = OFF")
+                .expect("a setting");
         }
     }
 
@@ -175,18 +210,23 @@ mod tests {
         engine.set_write_timeout(timeout);
         engine
             .as_dyn()
-            .transaction(|session| session.execute("CREATE TABLE t (x INTEGER CHECK (x <> 13))", &[]))
+            .transaction(|session| {
+                session.execute("CREATE TABLE t (x INTEGER CHECK (x <> 13))", &[])
+            })
             .expect("a table");
         (temporary, engine)
     }
 
     fn insert(engine: &Sqlite, number: i64) -> Result<usize> {
-        engine.as_dyn().transaction(|session| session.execute("INSERT INTO t VALUES ($1)", &values![number]))
+        engine
+            .as_dyn()
+            .transaction(|session| session.execute("INSERT INTO t VALUES ($1)", &values![number]))
     }
 
     fn numbers(engine: &Sqlite) -> Vec<i64> {
-        let read =
-            |session: &dyn SqlSession| session.rows("SELECT x FROM t ORDER BY x", &[], |mut row| row.next());
+        let read = |session: &dyn SqlSession| {
+            session.rows("SELECT x FROM t ORDER BY x", &[], |mut row| row.next())
+        };
         engine.as_dyn().read(read).expect("the numbers")
     }
 
@@ -198,7 +238,9 @@ mod tests {
     #[test]
     fn a_write_that_times_out_leaves_the_connection_usable() {
         let (_temporary, engine) = engine(Duration::from_millis(30));
-        while_taken(&engine, || assert!(matches!(insert(&engine, 4), Err(StoreError::Busy))));
+        while_taken(&engine, || {
+            assert!(matches!(insert(&engine, 4), Err(StoreError::Busy)))
+        });
         insert(&engine, 5).expect("the connection was given back");
         assert_eq!(numbers(&engine), [5], "what timed out was not written");
     }
@@ -208,8 +250,14 @@ mod tests {
         let (_temporary, engine) = engine(Duration::from_secs(600));
         thread::scope(|scope| {
             let mut waiting = None;
-            while_taken(&engine, || waiting = Some(scope.spawn(|| insert(&engine, 1))));
-            waiting.expect("a thread").join().expect("no panic").expect("its turn");
+            while_taken(&engine, || {
+                waiting = Some(scope.spawn(|| insert(&engine, 1)))
+            });
+            waiting
+                .expect("a thread")
+                .join()
+                .expect("no panic")
+                .expect("its turn");
         });
     }
 
@@ -222,10 +270,16 @@ mod tests {
         thread::scope(|scope| {
             for number in 0..4 {
                 let engine = &engine;
-                scope.spawn(move || assert!(matches!(insert(engine, number), Err(StoreError::Busy))));
+                scope.spawn(move || {
+                    assert!(matches!(insert(engine, number), Err(StoreError::Busy)))
+                });
             }
         });
-        assert!(began.elapsed() < Duration::from_secs(9), "{:?}", began.elapsed());
+        assert!(
+            began.elapsed() < Duration::from_secs(9),
+            "{:?}",
+            began.elapsed()
+        );
         assert!(!engine.is_stuck(), "it answers that it is locked");
         drop(other);
         insert(&engine, 7).expect("the lock is gone");
@@ -239,8 +293,12 @@ mod tests {
             session.execute("INSERT INTO t VALUES (1)", &[])?;
             panic!("on purpose");
         };
-        let panicked =
-            thread::scope(|scope| scope.spawn(|| engine.as_dyn().transaction(write)).join().is_err());
+        let panicked = thread::scope(|scope| {
+            scope
+                .spawn(|| engine.as_dyn().transaction(write))
+                .join()
+                .is_err()
+        });
         assert!(panicked);
         let failing = |session: &dyn SqlSession| {
             session.execute("INSERT INTO t VALUES (1)", &[])?;
@@ -270,8 +328,10 @@ mod tests {
     fn a_commit_is_synced() {
         let (_temporary, engine) = engine(WRITE_TIMEOUT);
         let turn = engine.take_writer(Instant::now()).expect("its turn");
-        let synchronous: i64 =
-            turn.connection().pragma_query_value(None, "synchronous", |row| row.get(0)).expect("the setting");
+        let synchronous: i64 = turn
+            .connection()
+            .pragma_query_value(None, "synchronous", |row| row.get(0))
+            .expect("the setting");
         assert_eq!(synchronous, 2, "FULL");
     }
 
@@ -281,11 +341,15 @@ mod tests {
         insert(&engine, 1).expect("a write");
         let other = Connection::open(temporary.folder.join("writer.db")).expect("the database");
         let truncate = "PRAGMA wal_checkpoint(TRUNCATE)";
-        let is_blocked: bool = other.query_row(truncate, [], |row| row.get(0)).expect("a checkpoint");
+        let is_blocked: bool = other
+            .query_row(truncate, [], |row| row.get(0))
+            .expect("a checkpoint");
         assert!(!is_blocked);
         insert(&engine, 2).expect("all of the WAL is in the database");
         insert(&engine, 3).expect("a write");
-        let wal = File::options().write(true).open(temporary.folder.join("writer.db-wal"));
+        let wal = File::options()
+            .write(true)
+            .open(temporary.folder.join("writer.db-wal"));
         wal.and_then(|wal| wal.set_len(0)).expect("the WAL");
         for number in [4, 5] {
             assert!(matches!(insert(&engine, number), Err(StoreError::Replaced)));
@@ -298,7 +362,9 @@ mod tests {
         let fail = |code: i32| {
             let failure = |code| rusqlite::Error::SqliteFailure(ffi::Error::new(code), None);
             let fails = |session: &dyn SqlSession| {
-                session.query("SELECT 1", &[], &mut |_| Err(StoreError::from(failure(code))))
+                session.query("SELECT 1", &[], &mut |_| {
+                    Err(StoreError::from(failure(code)))
+                })
             };
             engine.as_dyn().transaction(fails).expect_err("it fails");
         };

@@ -54,7 +54,9 @@ fn show(connection: &mut Connection, progress: &Progress) -> Result<()> {
         return Ok(());
     }
     let rows = "SELECT CAST(total(head_seq - anchor_seq) AS INT) FROM gateways";
-    let rows = connection.query_row(rows, [], |row| row.get::<_, i64>(0))?.max(0) as u64;
+    let rows = connection
+        .query_row(rows, [], |row| row.get::<_, i64>(0))?
+        .max(0) as u64;
     let progress = progress.clone();
     progress.at("upgrading the database", 0, rows, "rows");
     while_running(connection, move |steps| {
@@ -78,9 +80,12 @@ pub(super) fn version(connection: &Connection) -> rusqlite::Result<i64> {
 
 /// Creates the tables of a new database. A database that has tables but no version belongs to another program.
 fn create(transaction: &Transaction, access: Access) -> Result<()> {
-    let tables: i64 = transaction.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
+    let tables: i64 =
+        transaction.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
     if tables > 0 {
-        return Err(StoreError::Damaged("it is the database of another program".into()));
+        return Err(StoreError::Damaged(
+            "it is the database of another program".into(),
+        ));
     }
     // A start that was interrupted has left a file without tables.
     if !access.may_create() {
@@ -102,7 +107,9 @@ fn dialect(statements: &str) -> String {
         ("{CLUSTERED}", "STRICT, WITHOUT ROWID"),
     ]
     .iter()
-    .fold(statements.to_owned(), |statements, (name, meaning)| statements.replace(name, meaning))
+    .fold(statements.to_owned(), |statements, (name, meaning)| {
+        statements.replace(name, meaning)
+    })
 }
 
 #[cfg(test)]
@@ -119,10 +126,12 @@ mod tests {
     /// A new database of an earlier version, with a key.
     fn version_9() -> Connection {
         let mut connection = memory();
-        bring_up_to_date(&mut connection, Access::Create, &Progress::none()).expect("a new database");
-        let key =
-            "INSERT INTO keys (id, digest, name, permissions, created) VALUES ('a', x'', 'kept', '', 0)";
-        connection.execute_batch(&format!("{BACK_TO_9}; PRAGMA user_version = 9; {key}")).expect("version 9");
+        bring_up_to_date(&mut connection, Access::Create, &Progress::none())
+            .expect("a new database");
+        let key = "INSERT INTO keys (id, digest, name, permissions, created) VALUES ('a', x'', 'kept', '', 0)";
+        connection
+            .execute_batch(&format!("{BACK_TO_9}; PRAGMA user_version = 9; {key}"))
+            .expect("version 9");
         connection
     }
 
@@ -134,8 +143,11 @@ mod tests {
                  FROM sqlite_schema s LEFT JOIN pragma_table_xinfo(s.name) c ON s.type = 'table' ORDER BY 1",
             )
             .expect("the query should be good");
-        let rows = statement.query_map([], |row| row.get(0)).expect("it should run");
-        rows.collect::<rusqlite::Result<_>>().expect("each row should be text")
+        let rows = statement
+            .query_map([], |row| row.get(0))
+            .expect("it should run");
+        rows.collect::<rusqlite::Result<_>>()
+            .expect("each row should be text")
     }
 
     #[test]
@@ -157,7 +169,9 @@ mod tests {
         bring_up_to_date(&mut old, Access::Serve, &Progress::none()).expect("an upgrade");
         assert_eq!(shape(&old), expected);
         assert_eq!(version(&old).expect("a version"), SCHEMA_VERSION);
-        let name: String = old.query_row("SELECT name FROM keys", [], |row| row.get(0)).expect("the key");
+        let name: String = old
+            .query_row("SELECT name FROM keys", [], |row| row.get(0))
+            .expect("the key");
         assert_eq!(name, "kept");
     }
 
@@ -175,23 +189,35 @@ mod tests {
         bring_up_to_date(&mut old, Access::Serve, &progress).expect("an upgrade");
         let percent: Vec<u64> = (lock(&lines).iter())
             .map(|line| {
-                let (_, rest) = line.split_once("upgrading the database: ").expect("the work");
+                let (_, rest) = line
+                    .split_once("upgrading the database: ")
+                    .expect("the work");
                 let (_, rest) = rest.split_once(" of 20,000 rows, ").expect("all rows");
-                rest.split('%').next().and_then(|percent| percent.parse().ok()).expect("a number")
+                rest.split('%')
+                    .next()
+                    .and_then(|percent| percent.parse().ok())
+                    .expect("a number")
             })
             .collect();
         assert!(percent.is_sorted() && percent.len() > 20, "{percent:?}");
-        assert!(percent[0] == 0 && percent.last() > Some(&90), "STEPS_PER_ROW is wrong: {percent:?}");
+        assert!(
+            percent[0] == 0 && percent.last() > Some(&90),
+            "STEPS_PER_ROW is wrong: {percent:?}"
+        );
     }
 
     #[test]
     fn an_upgrade_that_fails_changes_nothing() {
         let mut old = version_9();
         // One of the last changes.
-        old.execute_batch("CREATE TABLE moved (id)").expect("a table");
+        old.execute_batch("CREATE TABLE moved (id)")
+            .expect("a table");
         let before = shape(&old);
         assert!(bring_up_to_date(&mut old, Access::Serve, &Progress::none()).is_err());
-        assert_eq!((shape(&old), version(&old).expect("a version")), (before, 9));
+        assert_eq!(
+            (shape(&old), version(&old).expect("a version")),
+            (before, 9)
+        );
     }
 
     #[test]
@@ -199,21 +225,30 @@ mod tests {
         let mut old = version_9();
         let before = shape(&old);
         for access in [Access::Create, Access::Existing] {
-            let error = bring_up_to_date(&mut old, access, &Progress::none()).expect_err("it is older");
+            let error =
+                bring_up_to_date(&mut old, access, &Progress::none()).expect_err("it is older");
             assert!(matches!(error, StoreError::Older(9)), "{error}");
         }
         assert_eq!(shape(&old), before);
-        for (found, expected) in
-            [(8, "no release had"), (1, "no release had"), (SCHEMA_VERSION + 1, "knows versions up to")]
-        {
-            old.pragma_update(None, "user_version", found).expect("a version");
+        for (found, expected) in [
+            (8, "no release had"),
+            (1, "no release had"),
+            (SCHEMA_VERSION + 1, "knows versions up to"),
+        ] {
+            old.pragma_update(None, "user_version", found)
+                .expect("a version");
             let error = bring_up_to_date(&mut old, Access::Serve, &Progress::none())
                 .expect_err("it can't be used")
                 .to_string();
-            assert!(error.contains(&format!("has version {found}")) && error.contains(expected), "{error}");
+            assert!(
+                error.contains(&format!("has version {found}")) && error.contains(expected),
+                "{error}"
+            );
         }
         let mut other = memory();
-        other.execute_batch("CREATE TABLE mine (x)").expect("a table should be made");
+        other
+            .execute_batch("CREATE TABLE mine (x)")
+            .expect("a table should be made");
         let error = bring_up_to_date(&mut other, Access::Serve, &Progress::none())
             .expect_err("it is not ours")
             .to_string();

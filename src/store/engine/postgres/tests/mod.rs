@@ -14,7 +14,9 @@ use crate::secret::SecretDigest;
 use crate::store::engine::{Database, Statement, values};
 use crate::store::ledger::tests::{row, with_outcome};
 use crate::store::test_server::PostgresServer;
-use crate::store::{Actor, Filter, KeyName, NewKey, PasswordHash, Permission, Range, Store, TokenKind};
+use crate::store::{
+    Actor, Filter, KeyName, NewKey, PasswordHash, Permission, Range, Store, TokenKind,
+};
 
 /// The modes of a proxy. A loss happens once.
 const PASS: u8 = 0;
@@ -66,18 +68,31 @@ impl FaultyProxy {
 
     /// Copies what comes, until it has to be lost.
     fn forward(&self, from: &TcpStream, to: &TcpStream, loss: u8) {
-        let (proxy, mut from, mut to) =
-            (self.clone(), from.try_clone().expect("a handle"), to.try_clone().expect("a handle"));
+        let (proxy, mut from, mut to) = (
+            self.clone(),
+            from.try_clone().expect("a handle"),
+            to.try_clone().expect("a handle"),
+        );
         thread::spawn(move || {
             let mut buffer = [0; 8192];
             while let Ok(count @ 1..) = from.read(&mut buffer) {
                 if buffer[..count].windows(6).any(|text| text == b"COMMIT") {
-                    for (from, to) in [(LOSE_COMMIT, LOSE_REQUEST), (LOSE_COMMIT_ANSWER, LOSE_ANSWER)] {
-                        let _ = proxy.mode.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst);
+                    for (from, to) in [
+                        (LOSE_COMMIT, LOSE_REQUEST),
+                        (LOSE_COMMIT_ANSWER, LOSE_ANSWER),
+                    ] {
+                        let _ = proxy.mode.compare_exchange(
+                            from,
+                            to,
+                            Ordering::SeqCst,
+                            Ordering::SeqCst,
+                        );
                     }
                 }
-                let lost =
-                    proxy.mode.compare_exchange(loss, PASS, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+                let lost = proxy
+                    .mode
+                    .compare_exchange(loss, PASS, Ordering::SeqCst, Ordering::SeqCst)
+                    .is_ok();
                 if lost || to.write_all(&buffer[..count]).is_err() {
                     break;
                 }
@@ -93,7 +108,9 @@ impl FaultyProxy {
     fn set(&self, mode: u8) {
         self.mode.store(mode, Ordering::SeqCst);
         if mode == REFUSE {
-            self.open().drain(..).for_each(|client| drop(client.shutdown(Shutdown::Both)));
+            self.open()
+                .drain(..)
+                .for_each(|client| drop(client.shutdown(Shutdown::Both)));
         }
     }
 }
@@ -101,10 +118,20 @@ impl FaultyProxy {
 /// The URI of a new database, by way of as many proxies as there are hosts.
 fn proxies(hosts: usize) -> (Vec<FaultyProxy>, DatabaseUri) {
     let uri = PostgresServer::shared().database();
-    let server = uri.split_once('@').and_then(|(_, rest)| rest.split_once('/')).expect("a host").0;
+    let server = uri
+        .split_once('@')
+        .and_then(|(_, rest)| rest.split_once('/'))
+        .expect("a host")
+        .0;
     let proxies: Vec<FaultyProxy> = (0..hosts).map(|_| FaultyProxy::start(server)).collect();
-    let addresses: Vec<String> = proxies.iter().map(|proxy| proxy.address.to_string()).collect();
-    (proxies, DatabaseUri::parse(&uri.replace(server, &addresses.join(","))).expect("a good URI"))
+    let addresses: Vec<String> = proxies
+        .iter()
+        .map(|proxy| proxy.address.to_string())
+        .collect();
+    (
+        proxies,
+        DatabaseUri::parse(&uri.replace(server, &addresses.join(","))).expect("a good URI"),
+    )
 }
 
 /// An engine with a table `t`.
@@ -112,7 +139,10 @@ fn engine(hosts: usize, connections: usize) -> (Vec<FaultyProxy>, Postgres) {
     let (proxies, uri) = proxies(hosts);
     let engine = Postgres::open(&uri, connections, Access::Create).expect("a new database");
     let table = "CREATE TABLE t (id BIGINT PRIMARY KEY, x BIGINT)";
-    engine.as_dyn().transaction(|session| session.execute(table, &[])).expect("a table");
+    engine
+        .as_dyn()
+        .transaction(|session| session.execute(table, &[]))
+        .expect("a table");
     (proxies, engine)
 }
 
@@ -133,7 +163,10 @@ impl Postgres {
 }
 
 fn count(engine: &Postgres) -> i64 {
-    engine.as_dyn().read(|session| session.value("SELECT count(*) FROM t", &[])).expect("a count")
+    engine
+        .as_dyn()
+        .read(|session| session.value("SELECT count(*) FROM t", &[]))
+        .expect("a count")
 }
 
 #[test]
@@ -160,8 +193,16 @@ fn a_write_whose_answer_is_lost_is_settled() {
         "the second attempt changed nothing"
     );
     proxies[0].set(LOSE_COMMIT_ANSWER);
-    assert_eq!(engine.insert(13).expect("it is settled"), 0, "it was refused, and not done");
-    assert_eq!(engine.insert(4).expect("a write"), 0, "without a loss a duplicate is not settled");
+    assert_eq!(
+        engine.insert(13).expect("it is settled"),
+        0,
+        "it was refused, and not done"
+    );
+    assert_eq!(
+        engine.insert(4).expect("a write"),
+        0,
+        "without a loss a duplicate is not settled"
+    );
 }
 
 /// Every write of the store that is not the same when it is repeated.
@@ -172,7 +213,12 @@ fn the_store_settles_its_writes() {
     let losing = || proxies[0].set(LOSE_COMMIT_ANSWER);
     let (name, password) = (
         KeyName::parse("x").expect("a name"),
-        PasswordHash { salt: vec![1], hash: vec![2], memory_kib: 8, passes: 1 },
+        PasswordHash {
+            salt: vec![1],
+            hash: vec![2],
+            memory_kib: 8,
+            passes: 1,
+        },
     );
     let key = NewKey {
         name: &name,
@@ -184,51 +230,103 @@ fn the_store_settles_its_writes() {
     };
     let by = Actor::command("ana".into());
     losing();
-    assert!(store.add_key_as("key_1", "key_1", &key, &by).expect("it is settled"));
+    assert!(
+        store
+            .add_key_as("key_1", "key_1", &key, &by)
+            .expect("it is settled")
+    );
     let losses = [LOSE_REQUEST, LOSE_ANSWER, LOSE_COMMIT, LOSE_COMMIT_ANSWER];
     for (number, loss) in (1..).zip(losses) {
         for (end, status) in [("a", 200), ("b", 400)] {
             proxies[0].set(loss);
-            store.append(with_outcome(row(end, "key_1", number), status, Some(5))).expect("it is settled");
-            assert_eq!(proxies[0].mode.load(Ordering::SeqCst), PASS, "something was lost");
+            store
+                .append(with_outcome(row(end, "key_1", number), status, Some(5)))
+                .expect("it is settled");
+            assert_eq!(
+                proxies[0].mode.load(Ordering::SeqCst),
+                PASS,
+                "something was lost"
+            );
         }
         proxies[0].set(loss);
-        assert!(store.find_key(&SecretDigest::of("key_1"), 1).expect("it is repeated").is_some());
+        assert!(
+            store
+                .find_key(&SecretDigest::of("key_1"), 1)
+                .expect("it is repeated")
+                .is_some()
+        );
         proxies[0].set(PASS);
     }
     proxies[0].set(LOSE_ANSWER);
-    assert!(store.append(row("a", "key_1", 1)).is_err(), "it is not taken for the row of that id");
-    store.set_console_password(password.clone(), &by).expect("a password");
+    assert!(
+        store.append(row("a", "key_1", 1)).is_err(),
+        "it is not taken for the row of that id"
+    );
+    store
+        .set_console_password(password.clone(), &by)
+        .expect("a password");
     losing();
     let tokens = [
         (SecretDigest::of("one"), TokenKind::Session, 9),
         (SecretDigest::of("other"), TokenKind::Browser, 9),
     ];
-    assert!(store.sign_in(tokens, 1, &password, &by).expect("it is settled"));
+    assert!(
+        store
+            .sign_in(tokens, 1, &password, &by)
+            .expect("it is settled")
+    );
     losing();
     assert!(store.revoke_key("key_1", 1, &by).expect("it is settled"));
     let mut actions = Vec::new();
-    store.audit(0, |row| actions.push(row.action)).expect("the audit");
+    store
+        .audit(0, |row| actions.push(row.action))
+        .expect("the audit");
     actions.sort();
-    assert_eq!(actions, ["key_created", "key_revoked", "password_set", "signed_in"], "once each");
+    assert_eq!(
+        actions,
+        ["key_created", "key_revoked", "password_set", "signed_in"],
+        "once each"
+    );
     proxies[0].set(LOSE_ANSWER);
-    assert!(matches!(store.append(row("d", "key_1", 1)), Err(StoreError::KeyRevoked)));
-    assert_eq!(store.sums(Range::ALL, Filter::ALL).expect("the figures").requests, 8, "once each");
+    assert!(matches!(
+        store.append(row("d", "key_1", 1)),
+        Err(StoreError::KeyRevoked)
+    ));
+    assert_eq!(
+        store
+            .sums(Range::ALL, Filter::ALL)
+            .expect("the figures")
+            .requests,
+        8,
+        "once each"
+    );
     assert_eq!(store.verify().expect("a walk").fault, None);
 }
 
 #[test]
 fn an_unknown_outcome_is_settled_on_the_next_host() {
     let (proxies, engine) = engine(2, 4);
-    assert_eq!(proxies[1].accepted.load(Ordering::SeqCst), 0, "the first host is good");
+    assert_eq!(
+        proxies[1].accepted.load(Ordering::SeqCst),
+        0,
+        "the first host is good"
+    );
     proxies[0].set(LOSE_COMMIT_ANSWER);
     engine.insert(1).expect("it is settled");
     let attempts = proxies[0].accepted.load(Ordering::SeqCst);
     engine.insert(2).expect("a write");
-    assert_eq!(proxies[0].accepted.load(Ordering::SeqCst), attempts, "the good host is tried first");
+    assert_eq!(
+        proxies[0].accepted.load(Ordering::SeqCst),
+        attempts,
+        "the good host is tried first"
+    );
     assert_eq!(count(&engine), 2);
     proxies[1].set(LOSE_ANSWER);
-    let try_write = || engine.as_dyn().transaction(|session| session.execute(TRY_WRITE, &[]).map(drop));
+    let try_write = || {
+        engine
+            .as_dyn()
+            .transaction(|session| session.execute(TRY_WRITE, &[]).map(drop))
+    };
     assert!(matches!(try_write(), Err(StoreError::Unknown(_))));
     try_write().expect("back on the first host");
     assert!(proxies[0].accepted.load(Ordering::SeqCst) > attempts);
@@ -245,11 +343,15 @@ fn while_the_database_is_lost_look_ups_fail_at_once_and_writes_wait() {
     for _ in 0..1000 {
         assert!(matches!(look_up(), Err(StoreError::Unavailable(_))));
         assert!(
-            engine.as_dyn().read(|_| Ok(())).is_err() && engine.as_dyn().transaction(|_| Ok(())).is_err()
+            engine.as_dyn().read(|_| Ok(())).is_err()
+                && engine.as_dyn().transaction(|_| Ok(())).is_err()
         );
     }
     let probes = proxies[0].accepted.load(Ordering::SeqCst) - attempts;
-    assert!(probes as u128 <= began.elapsed().as_millis() / 200 + 1, "{probes} attempts for 3000 calls");
+    assert!(
+        probes as u128 <= began.elapsed().as_millis() / 200 + 1,
+        "{probes} attempts for 3000 calls"
+    );
     thread::scope(|scope| {
         let waiting = scope.spawn(|| engine.insert(2));
         while proxies[0].accepted.load(Ordering::SeqCst) < attempts + probes + 2 {
@@ -257,7 +359,10 @@ fn while_the_database_is_lost_look_ups_fail_at_once_and_writes_wait() {
         }
         assert!(!waiting.is_finished(), "it waits");
         proxies[0].set(PASS);
-        waiting.join().expect("no panic").expect("the database is back");
+        waiting
+            .join()
+            .expect("no panic")
+            .expect("the database is back");
     });
     engine.insert(1).expect("the database is back");
     assert_eq!(count(&engine), 2);
@@ -269,19 +374,29 @@ fn a_start_tries_a_host_again_that_does_not_answer_and_no_other() {
     uri.connect_timeout = Duration::from_secs(1);
     for start in [
         |uri: &DatabaseUri| {
-            Postgres::open(uri, 1, Access::Create).map(drop).map_err(|error| error.to_string())
+            Postgres::open(uri, 1, Access::Create)
+                .map(drop)
+                .map_err(|error| error.to_string())
         },
-        |uri: &DatabaseUri| SessionLock::take(uri, "name").map(drop).map_err(|error| error.to_string()),
+        |uri: &DatabaseUri| {
+            SessionLock::take(uri, "name")
+                .map(drop)
+                .map_err(|error| error.to_string())
+        },
     ] {
         let before = proxies[0].accepted.load(Ordering::SeqCst);
         proxies[0].set(HANG);
         thread::scope(|scope| {
             let started = scope.spawn(|| start(&uri));
-            while proxies[0].accepted.load(Ordering::SeqCst) < before + 2 && !started.is_finished() {
+            while proxies[0].accepted.load(Ordering::SeqCst) < before + 2 && !started.is_finished()
+            {
                 thread::sleep(Duration::from_millis(5));
             }
             proxies[0].set(PASS);
-            started.join().expect("no panic").expect("it is found in the end");
+            started
+                .join()
+                .expect("no panic")
+                .expect("it is found in the end");
         });
         proxies[0].set(REFUSE);
         let before = proxies[0].accepted.load(Ordering::SeqCst);
@@ -293,13 +408,26 @@ fn a_start_tries_a_host_again_that_does_not_answer_and_no_other() {
 #[test]
 fn there_are_no_more_connections_than_allowed_and_one_is_for_rows() {
     let (_proxies, engine) = engine(1, 3);
-    let get = |time| engine.pool.get(Instant::now() + time, TransactionMode::Read);
+    let get = |time| {
+        engine
+            .pool
+            .get(Instant::now() + time, TransactionMode::Read)
+    };
     let held = [0, 1].map(|_| get(Duration::from_secs(30)).expect("a connection"));
-    assert!(matches!(get(Duration::from_millis(50)), Err(StoreError::NoConnection)));
+    assert!(matches!(
+        get(Duration::from_millis(50)),
+        Err(StoreError::NoConnection)
+    ));
     let deadline = Instant::now() + Duration::from_secs(30);
     let append = || engine.pool.get(deadline, TransactionMode::Append(deadline));
     drop(append().expect("the connection that look-ups can't take"));
-    assert!(matches!(get(Duration::from_millis(50)), Err(StoreError::NoConnection)), "it is idle, and kept");
+    assert!(
+        matches!(
+            get(Duration::from_millis(50)),
+            Err(StoreError::NoConnection)
+        ),
+        "it is idle, and kept"
+    );
     append().expect("it is still there");
     thread::scope(|scope| {
         let waiting = scope.spawn(|| count(&engine));
@@ -315,12 +443,20 @@ fn there_are_no_more_connections_than_allowed_and_one_is_for_rows() {
                 .is_err()
         );
         assert!(
-            engine.as_dyn().read(|session| session.execute("INSERT INTO t VALUES (1)", &[])).is_err(),
+            engine
+                .as_dyn()
+                .read(|session| session.execute("INSERT INTO t VALUES (1)", &[]))
+                .is_err(),
             "it only reads"
         );
     }
     let work = |_: &dyn SqlSession| -> Result<()> { panic!("on purpose") };
-    let panicked = thread::scope(|scope| scope.spawn(|| engine.as_dyn().transaction(work)).join().is_err());
+    let panicked = thread::scope(|scope| {
+        scope
+            .spawn(|| engine.as_dyn().transaction(work))
+            .join()
+            .is_err()
+    });
     assert!(panicked);
     assert_eq!(count(&engine), 0);
 }
@@ -333,14 +469,22 @@ fn a_server_with_no_room_for_another_connection_is_not_lost() {
         .read(|session| session.value("SELECT CAST(current_database() AS TEXT)", &[]))
         .expect("its name");
     PostgresServer::shared().psql(&format!("ALTER DATABASE {name} CONNECTION LIMIT 2"));
-    let get = |time| engine.pool.get(Instant::now() + time, TransactionMode::Read);
+    let get = |time| {
+        engine
+            .pool
+            .get(Instant::now() + time, TransactionMode::Read)
+    };
     let held = [0, 1].map(|_| get(Duration::from_secs(30)).expect("a connection"));
     let third = get(Duration::from_millis(500)).err();
     assert!(matches!(third, Some(StoreError::NoConnection)), "{third:?}");
     thread::scope(|scope| {
         let waiting = scope.spawn(|| count(&engine));
         drop(held);
-        assert_eq!(waiting.join().expect("no panic"), 0, "it waits for those that there are");
+        assert_eq!(
+            waiting.join().expect("no panic"),
+            0,
+            "it waits for those that there are"
+        );
     });
 }
 
@@ -355,12 +499,16 @@ fn transactions_that_meet_wait_for_each_other() {
     thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
-                (0..10).for_each(|_| assert_eq!(engine.as_dyn().transaction(add).expect("its turn"), 1))
+                (0..10).for_each(|_| {
+                    assert_eq!(engine.as_dyn().transaction(add).expect("its turn"), 1)
+                })
             });
         }
     });
-    let sum: i64 =
-        engine.as_dyn().read(|session| session.value("SELECT x FROM t WHERE id = 1", &[])).expect("a sum");
+    let sum: i64 = engine
+        .as_dyn()
+        .read(|session| session.value("SELECT x FROM t WHERE id = 1", &[]))
+        .expect("a sum");
     assert_eq!(sum, 40, "none was lost");
 }
 

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ED25519,
-    SignatureAlgorithm,
+    BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, PKCS_ECDSA_P256_SHA256,
+    PKCS_ED25519, SignatureAlgorithm,
 };
 
 use crate::store::engine::postgres::encoding::SqlError;
@@ -23,7 +23,8 @@ fn soon() -> Instant {
 fn open(uri: &str) -> Result<PgConnection, String> {
     let uri = DatabaseUri::parse(uri).expect("a good URI");
     let mode = uri.sslmode_for(&uri.hosts[0]);
-    let tls = (mode != SslMode::Disable).then(|| tls::config(mode, uri.sslrootcert.as_deref()).expect("TLS"));
+    let tls = (mode != SslMode::Disable)
+        .then(|| tls::config(mode, uri.sslrootcert.as_deref()).expect("TLS"));
     PgConnection::open(&uri, &uri.hosts[0], tls.as_ref(), soon())
 }
 
@@ -56,7 +57,8 @@ fn state(error: &SqlError) -> &str {
 #[test]
 fn values_come_back_as_they_were_sent() {
     let mut connection = connection();
-    let statement = "SELECT CAST($1 AS BIGINT), CAST($2 AS DOUBLE PRECISION), $3, $4, CAST($5 AS TEXT)";
+    let statement =
+        "SELECT CAST($1 AS BIGINT), CAST($2 AS DOUBLE PRECISION), $3, $4, CAST($5 AS TEXT)";
     for (number, real, text) in [
         (i64::MIN, f64::MIN_POSITIVE, ""),
         (i64::MAX, 0.1 + 0.2, "x' $1 \\ \u{1f30a}"),
@@ -64,10 +66,17 @@ fn values_come_back_as_they_were_sent() {
         (-1, f64::INFINITY, "a"),
     ] {
         let sent = values![number, real, text, vec![0_u8, 255, 92], None::<i64>];
-        assert_eq!(rows(&mut connection, statement, &sent), Ok(vec![sent.to_vec()]));
+        assert_eq!(
+            rows(&mut connection, statement, &sent),
+            Ok(vec![sent.to_vec()])
+        );
     }
     let nulls = vec![SqlValue::Null; 5];
-    assert_eq!(rows(&mut connection, statement, &nulls), Ok(vec![nulls]), "prepared with other types");
+    assert_eq!(
+        rows(&mut connection, statement, &nulls),
+        Ok(vec![nulls]),
+        "prepared with other types"
+    );
     assert_eq!(connection.prepared.len(), 1);
     assert_eq!(connection.names, 1, "it is prepared once");
 }
@@ -75,33 +84,62 @@ fn values_come_back_as_they_were_sent() {
 #[test]
 fn statements_in_one_trip_are_one_transaction() {
     let mut connection = connection();
-    connection.run_text("CREATE TEMPORARY TABLE t (x BIGINT PRIMARY KEY)", soon()).expect("a table");
+    connection
+        .run_text("CREATE TEMPORARY TABLE t (x BIGINT PRIMARY KEY)", soon())
+        .expect("a table");
     let insert = "INSERT INTO t VALUES ($1)";
     let [one, two] = [values![1_i64], values![2_i64]];
-    let mut run =
-        |begin, statements: &[BoundStatement]| connection.run(begin, statements, soon(), &mut |_| ());
-    let twice = run(None, &[(insert, &one), (insert, &two), (insert, &one)]).expect_err("a duplicate");
+    let mut run = |begin, statements: &[BoundStatement]| {
+        connection.run(begin, statements, soon(), &mut |_| ())
+    };
+    let twice =
+        run(None, &[(insert, &one), (insert, &two), (insert, &one)]).expect_err("a duplicate");
     assert_eq!(state(&twice), "23505");
-    assert_eq!(run(None, &[(insert, &two), (insert, &one)]), Ok(1), "none of the others was done");
+    assert_eq!(
+        run(None, &[(insert, &two), (insert, &one)]),
+        Ok(1),
+        "none of the others was done"
+    );
     assert_eq!(run(Some("BEGIN"), &[("DELETE FROM t", &[])]), Ok(2));
     assert!(!connection.is_usable(), "a transaction is open");
     connection.run_text("ROLLBACK", soon()).expect("an end");
     assert!(connection.is_usable());
-    assert_eq!(rows(&mut connection, "SELECT x FROM t", &[]).map(|rows| rows.len()), Ok(2));
+    assert_eq!(
+        rows(&mut connection, "SELECT x FROM t", &[]).map(|rows| rows.len()),
+        Ok(2)
+    );
 }
 
 #[test]
 fn three_kinds_of_errors() {
     let mut connection = connection();
-    assert_eq!(state(&rows(&mut connection, "SELEC", &[]).expect_err("no SQL")), "42601");
-    assert!(matches!(rows(&mut connection, "SELECT '\0'", &[]), Err(SqlError::NotSent(_))));
+    assert_eq!(
+        state(&rows(&mut connection, "SELEC", &[]).expect_err("no SQL")),
+        "42601"
+    );
+    assert!(matches!(
+        rows(&mut connection, "SELECT '\0'", &[]),
+        Err(SqlError::NotSent(_))
+    ));
     assert!(connection.is_usable(), "both are over");
-    let ended = rows(&mut connection, "SELECT pg_terminate_backend(pg_backend_pid())", &[]);
-    assert!(matches!(&ended, Err(SqlError::Unknown(cause)) if cause.contains("57P01")), "{ended:?}");
+    let ended = rows(
+        &mut connection,
+        "SELECT pg_terminate_backend(pg_backend_pid())",
+        &[],
+    );
+    assert!(
+        matches!(&ended, Err(SqlError::Unknown(cause)) if cause.contains("57P01")),
+        "{ended:?}"
+    );
     assert!(!connection.is_usable());
     connection = self::connection();
     let (began, limit) = (Instant::now(), Duration::from_millis(200));
-    let late = connection.run(None, &[("SELECT pg_sleep(60)", &[])], began + limit, &mut |_| ());
+    let late = connection.run(
+        None,
+        &[("SELECT pg_sleep(60)", &[])],
+        began + limit,
+        &mut |_| (),
+    );
     assert!(matches!(late, Err(SqlError::Unknown(_))), "{late:?}");
     assert!(began.elapsed() >= limit && began.elapsed() < Duration::from_secs(30));
 }
@@ -128,7 +166,9 @@ fn who_is_let_in() {
     assert!(refused(database.replace(":secret", "")).contains("PASSWORD_FILE"));
     assert!(refused(database.clone() + "&sslmode=require").contains("no TLS"));
     let name = DatabaseUri::parse(&database).expect("a good URI").database;
-    server.psql(&format!("ALTER DATABASE {name} SET default_transaction_read_only = on"));
+    server.psql(&format!(
+        "ALTER DATABASE {name} SET default_transaction_read_only = on"
+    ));
     assert!(refused(database.clone()).contains("only reads"));
     open(&(database + "&target_session_attrs=any")).expect("any server will do");
     open(&server.socket_uri()).expect("a Unix socket");
@@ -136,7 +176,8 @@ fn who_is_let_in() {
 
 /// Writes a CA and a certificate for localhost that it has signed.
 fn certificates(expires: i32, algorithm: &'static SignatureAlgorithm) -> PathBuf {
-    let folder = std::env::temp_dir().join(format!("adriaticum-{}", crate::secret::secret_hex::<8>()));
+    let folder =
+        std::env::temp_dir().join(format!("adriaticum-{}", crate::secret::secret_hex::<8>()));
     fs::create_dir(&folder).expect("a folder");
     let mut ca = CertificateParams::default();
     ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -145,10 +186,14 @@ fn certificates(expires: i32, algorithm: &'static SignatureAlgorithm) -> PathBuf
     let mut server = CertificateParams::new(["localhost".into()]).expect("a name");
     server.not_after = rcgen::date_time_ymd(expires, 1, 1);
     let key = KeyPair::generate().expect("a key");
-    let issued = server.signed_by(&key, &Issuer::new(ca, ca_key)).expect("a certificate");
-    for (name, text) in
-        [("ca.crt", ca_certificate.pem()), ("server.crt", issued.pem()), ("server.key", key.serialize_pem())]
-    {
+    let issued = server
+        .signed_by(&key, &Issuer::new(ca, ca_key))
+        .expect("a certificate");
+    for (name, text) in [
+        ("ca.crt", ca_certificate.pem()),
+        ("server.crt", issued.pem()),
+        ("server.key", key.serialize_pem()),
+    ] {
         fs::write(folder.join(name), text).expect("a file");
     }
     folder
@@ -156,38 +201,83 @@ fn certificates(expires: i32, algorithm: &'static SignatureAlgorithm) -> PathBuf
 
 #[test]
 fn tls_checks_what_sslmode_says() {
-    let (good, expired) = (certificates(4000, &PKCS_ECDSA_P256_SHA256), certificates(2001, &PKCS_ED25519));
-    let [server, expired_server] = [&good, &expired].map(|folder| PostgresServer::start(Some(folder)));
+    let (good, expired) = (
+        certificates(4000, &PKCS_ECDSA_P256_SHA256),
+        certificates(2001, &PKCS_ED25519),
+    );
+    let [server, expired_server] =
+        [&good, &expired].map(|folder| PostgresServer::start(Some(folder)));
     let uri = |server: &PostgresServer, host, mode: &str, ca: &Path| {
         let ca = ca.join("ca.crt");
         let uri = server.uri.replace("127.0.0.1", host);
-        if mode.is_empty() { uri } else { format!("{uri}&sslmode={mode}&sslrootcert={}", ca.display()) }
+        if mode.is_empty() {
+            uri
+        } else {
+            format!("{uri}&sslmode={mode}&sslrootcert={}", ca.display())
+        }
     };
     let is_encrypted = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
-    for (host, mode) in [("localhost", "verify-full"), ("localhost", "verify-ca"), ("127.0.0.1", "verify-ca")]
-    {
+    for (host, mode) in [
+        ("localhost", "verify-full"),
+        ("localhost", "verify-ca"),
+        ("127.0.0.1", "verify-ca"),
+    ] {
         let mut connection = open(&uri(&server, host, mode, &good)).expect(mode);
-        assert_eq!(rows(&mut connection, is_encrypted, &[]).expect("a row")[0][0], SqlValue::Int(1));
+        assert_eq!(
+            rows(&mut connection, is_encrypted, &[]).expect("a row")[0][0],
+            SqlValue::Int(1)
+        );
     }
     open(&(uri(&server, "127.0.0.1", "", &good) + "&sslmode=require"))
         .expect("the password proves the server");
     // There is no channel binding with Ed25519.
-    let unbound = open(&(expired_server.uri.clone() + "&sslmode=require")).err().unwrap_or_default();
+    let unbound = open(&(expired_server.uri.clone() + "&sslmode=require"))
+        .err()
+        .unwrap_or_default();
     assert!(unbound.contains("no channel binding"), "{unbound}");
     for (server, host, mode, ca, error_text) in [
-        (&server, "127.0.0.1", "verify-full", &good, "not for this name"),
-        (&server, "localhost", "verify-full", &expired, "not signed by a trusted CA"),
-        (&server, "localhost", "verify-ca", &expired, "not signed by a trusted CA"),
-        (&expired_server, "localhost", "verify-full", &expired, "has expired"),
+        (
+            &server,
+            "127.0.0.1",
+            "verify-full",
+            &good,
+            "not for this name",
+        ),
+        (
+            &server,
+            "localhost",
+            "verify-full",
+            &expired,
+            "not signed by a trusted CA",
+        ),
+        (
+            &server,
+            "localhost",
+            "verify-ca",
+            &expired,
+            "not signed by a trusted CA",
+        ),
+        (
+            &expired_server,
+            "localhost",
+            "verify-full",
+            &expired,
+            "has expired",
+        ),
     ] {
         let error = open(&uri(server, host, mode, ca)).err().expect(error_text);
         assert!(error.contains(error_text), "{host} {mode}: {error}");
     }
-    let without_password = uri(&server, "127.0.0.1", "", &good).replace("adriaticum:secret", "trusted");
+    let without_password =
+        uri(&server, "127.0.0.1", "", &good).replace("adriaticum:secret", "trusted");
     server.psql("CREATE ROLE trusted LOGIN");
     server.psql("COPY (SELECT 'host all all 127.0.0.1/32 trust') TO PROGRAM 'cat > pg_hba.conf'");
     server.psql("SELECT pg_reload_conf()");
-    let refused = || open(&(without_password.clone() + "&sslmode=require")).err().unwrap_or_default();
+    let refused = || {
+        open(&(without_password.clone() + "&sslmode=require"))
+            .err()
+            .unwrap_or_default()
+    };
     while !refused().contains("prove who it is") {
         assert!(refused().contains("PASSWORD_FILE"), "before the reload");
     }

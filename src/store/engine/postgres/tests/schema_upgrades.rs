@@ -26,7 +26,9 @@ fn open(uri: &str, access: Access) -> Result<()> {
 }
 
 fn run(uri: &str, statements: &str) {
-    connect(uri).run_text(statements, soon()).expect("good statements");
+    connect(uri)
+        .run_text(statements, soon())
+        .expect("good statements");
 }
 
 fn versions(uri: &str) -> Option<(i64, i64)> {
@@ -55,7 +57,9 @@ fn shape(uri: &str) -> Vec<String> {
         UNION ALL SELECT indexdef FROM pg_indexes WHERE schemaname = 'public' ORDER BY 1";
     let mut found = Vec::new();
     connect(uri)
-        .run(None, &[(statement, &[])], soon(), &mut |mut row| found.push(row.next().expect("text")))
+        .run(None, &[(statement, &[])], soon(), &mut |mut row| {
+            found.push(row.next().expect("text"))
+        })
         .expect("a good statement");
     found
 }
@@ -65,14 +69,20 @@ fn an_upgrade_runs_once_however_many_start_at_the_same_time() {
     let uri = version_9();
     let start = || {
         thread::scope(|scope| {
-            let all: Vec<_> = (0..4).map(|_| scope.spawn(|| open(&uri, Access::Serve))).collect();
-            all.into_iter().for_each(|one| one.join().expect("no panic").expect("an upgrade"));
+            let all: Vec<_> = (0..4)
+                .map(|_| scope.spawn(|| open(&uri, Access::Serve)))
+                .collect();
+            all.into_iter()
+                .for_each(|one| one.join().expect("no panic").expect("an upgrade"));
         });
     };
     start();
     start();
     assert_eq!(versions(&uri), Some((SCHEMA_VERSION, OLDEST_KNOWN)));
-    assert_eq!(number(&mut connect(&uri), "SELECT epoch FROM gateways", soon()).expect("a row"), 6);
+    assert_eq!(
+        number(&mut connect(&uri), "SELECT epoch FROM gateways", soon()).expect("a row"),
+        6
+    );
     let new = PostgresServer::shared().database();
     open(&new, Access::Create).expect("a new database");
     assert_eq!(shape(&uri), shape(&new));
@@ -98,16 +108,28 @@ fn only_serve_upgrades_and_a_program_that_is_too_old_is_refused() {
     run(&uri, "UPDATE schema_version SET version = version + 1");
     open(&uri, Access::Existing).expect("it knows enough");
     run(&uri, "UPDATE schema_version SET oldest_known = version");
-    assert!(matches!(open(&uri, Access::Serve), Err(StoreError::Newer(11))));
-    run(&uri, "UPDATE schema_version SET version = 8, oldest_known = 8");
-    assert!(matches!(open(&uri, Access::Serve), Err(StoreError::Unreleased(8))));
+    assert!(matches!(
+        open(&uri, Access::Serve),
+        Err(StoreError::Newer(11))
+    ));
+    run(
+        &uri,
+        "UPDATE schema_version SET version = 8, oldest_known = 8",
+    );
+    assert!(matches!(
+        open(&uri, Access::Serve),
+        Err(StoreError::Unreleased(8))
+    ));
 }
 
 #[test]
 fn only_a_command_that_may_creates_the_tables() {
     let uri = PostgresServer::shared().database();
     for _ in 0..2 {
-        assert!(matches!(open(&uri, Access::Existing), Err(StoreError::Missing)));
+        assert!(matches!(
+            open(&uri, Access::Existing),
+            Err(StoreError::Missing)
+        ));
     }
     open(&uri, Access::Create).expect("a new database");
     open(&uri, Access::Existing).expect("it is there");
@@ -117,6 +139,8 @@ fn only_a_command_that_may_creates_the_tables() {
 fn tables_of_another_program_are_left_alone() {
     let uri = PostgresServer::shared().database();
     run(&uri, "CREATE TABLE mine (x BIGINT)");
-    let error = open(&uri, Access::Create).expect_err("it is not ours").to_string();
+    let error = open(&uri, Access::Create)
+        .expect_err("it is not ours")
+        .to_string();
     assert!(error.contains("another program"), "{error}");
 }
