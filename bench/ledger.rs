@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use adriaticum::id::RequestId;
 use adriaticum::secret::SecretDigest;
 use adriaticum::store::{
-    Access, Actor, Database, Key, KeyName, LedgerRow, NewKey, Permission, Store, Tokens,
+    Access, Actor, DatabaseLocation, Key, KeyName, LedgerRow, NewKey, Permission, Store, Tokens,
 };
 
 /// The digest of the benchmark's key. Its secret has not the form of one, so no request can use it.
@@ -75,8 +75,9 @@ fn write(store: &Store, digest: &SecretDigest, end: Instant) -> (u64, Duration, 
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
-    let database = Database::parse(&arguments.next().expect("the database should be named"))
-        .expect("a database");
+    let database =
+        DatabaseLocation::parse(&arguments.next().expect("the database should be named"))
+            .expect("a database");
     let seconds: u64 = arguments
         .next()
         .map_or(2, |text| text.parse().expect("a number of seconds"));

@@ -3,7 +3,7 @@
 use crate::error::{ApiError, Failure, FailureCause};
 use crate::http::body::Framing;
 use crate::http::{MAX_BODY, Request, RequestHead};
-use crate::store::{Budget, KeyBudget, Permission, StoreError};
+use crate::store::{Budget, DatabaseError, KeyBudget, Permission};
 use crate::text::grouped;
 use crate::when;
 
@@ -97,7 +97,7 @@ pub fn check_budget(budget: Option<KeyBudget>, created: i64) -> Result<(), Failu
 }
 
 /// The failure while the ledger is unavailable. The runtime is not called.
-pub fn ledger_unavailable(error: &StoreError) -> Failure {
+pub fn ledger_unavailable(error: &DatabaseError) -> Failure {
     Failure::unavailable(
         error.cause(),
         "Usage can't be recorded at the moment, so the request was not run. Try again later.",
@@ -107,7 +107,7 @@ pub fn ledger_unavailable(error: &StoreError) -> Failure {
 
 /// The failure if the row of a completion could not be written, so it is not sent. An automatic retry would only spend
 /// another inference.
-pub fn row_not_written(error: &StoreError) -> Failure {
+pub fn row_not_written(error: &DatabaseError) -> Failure {
     Failure {
         no_retry: true,
         ..Failure::unavailable(

@@ -13,7 +13,7 @@ use self::task::{StopSignal, Task, TaskStep};
 use crate::checks;
 use crate::listener::Acceptor;
 use crate::runtime::Runtimes;
-use crate::store::{RetentionState, ServeLock, SessionLock, Store, StoreError};
+use crate::store::{DatabaseError, RetentionState, ServeLock, SessionLock, Store};
 use crate::text::count;
 use crate::when;
 
@@ -49,7 +49,7 @@ impl Background {
         acceptor: Option<&Arc<Acceptor>>,
         retention_days: Option<u32>,
         lock: ServeLock,
-        replaced: impl Fn(&StoreError) + Send + Sync + 'static,
+        replaced: impl Fn(&DatabaseError) + Send + Sync + 'static,
     ) -> Self {
         let replaced = Arc::new(replaced);
         let mut tasks = vec![readiness::watch(
@@ -99,7 +99,7 @@ fn probes(runtimes: Arc<Runtimes>) -> Task {
 fn presence(
     store: Arc<Store>,
     mut lock: SessionLock,
-    replaced: Arc<impl Fn(&StoreError) + Send + Sync + 'static>,
+    replaced: Arc<impl Fn(&DatabaseError) + Send + Sync + 'static>,
 ) -> Task {
     Task::start("presence", move |stop| {
         let keep = TaskStep::new("presence", || match store.keep_presence(&mut lock) {
@@ -146,8 +146,8 @@ fn retention(store: Arc<Store>, days: u32) -> Task {
 /// Calls `remove` until nothing is left to remove. Returns how many rows it removed.
 fn remove_all(
     stop: &StopSignal,
-    remove: impl Fn() -> Result<usize, StoreError>,
-) -> Result<usize, StoreError> {
+    remove: impl Fn() -> Result<usize, DatabaseError>,
+) -> Result<usize, DatabaseError> {
     let mut removed = 0;
     loop {
         let began = Instant::now();
@@ -155,7 +155,7 @@ fn remove_all(
             Ok(0) => return Ok(removed),
             Ok(count) => removed += count,
             // Others use the database. The next round is an hour away, so this one continues.
-            Err(StoreError::Busy | StoreError::NoConnection) => {}
+            Err(DatabaseError::Busy | DatabaseError::NoConnection) => {}
             Err(error) => return Err(error),
         }
         if stop.wait(began.elapsed() * REMOVAL_PAUSE) {

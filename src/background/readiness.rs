@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::INTERVAL;
 use super::task::{Task, TaskStep};
-use crate::store::{Store, StoreError};
+use crate::store::{DatabaseError, Store};
 use crate::when;
 
 /// The pause between two looks whether this process may still write to the database.
@@ -31,7 +31,7 @@ impl Readiness {
     }
 
     /// The reason why a request could not be recorded now.
-    pub fn outage(&self) -> Option<StoreError> {
+    pub fn outage(&self) -> Option<DatabaseError> {
         self.probed.store(true, Ordering::Relaxed);
         self.store.outage()
     }
@@ -41,7 +41,7 @@ impl Readiness {
 /// place of this one.
 pub(super) fn watch(
     readiness: Arc<Readiness>,
-    replaced: Arc<impl Fn(&StoreError) + Send + Sync + 'static>,
+    replaced: Arc<impl Fn(&DatabaseError) + Send + Sync + 'static>,
 ) -> Task {
     Task::start("readiness", move |stop| {
         let store = &readiness.store;
@@ -55,7 +55,7 @@ pub(super) fn watch(
             }
             store
                 .outage()
-                .filter(StoreError::is_replaced)
+                .filter(DatabaseError::is_replaced)
                 .inspect(|error| replaced(error));
             Ok(true)
         });

@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 
 use super::Finding;
-use crate::store::{BudgetPeriod, Filter, Key, KeyState, Span, Store, StoreError};
+use crate::store::{BudgetPeriod, DatabaseError, Filter, Key, KeyState, Span, Store};
 use crate::text::count;
 use crate::when;
 
 /// The most keys or models that a finding names.
 const MAX_NAMED: usize = 5;
 
-pub fn check(store: &Store) -> Result<Vec<Finding>, StoreError> {
+pub fn check(store: &Store) -> Result<Vec<Finding>, DatabaseError> {
     let now = when::now();
     let keys = store.list_keys()?;
     let date = |key: &&Key| {
@@ -77,7 +77,7 @@ fn unmeasured<'a>(
     store: &Store,
     keys: &'a [Key],
     now: i64,
-) -> Result<Vec<(&'a Key, i64)>, StoreError> {
+) -> Result<Vec<(&'a Key, i64)>, DatabaseError> {
     let since = |key: &'a Key| Some((key.id.as_str(), key.budget?.budget.per.around(now).since));
     let periods: HashMap<&str, i64> = keys
         .iter()

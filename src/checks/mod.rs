@@ -23,7 +23,7 @@ use crate::client::Cancellation;
 use crate::config::{Config, GroundingMode, SearchBackend};
 use crate::search::{self, Index};
 use crate::store::{
-    Access, CLOCK_SLACK as DATABASE_CLOCK_SLACK, RetentionState, Store, StoreError,
+    Access, CLOCK_SLACK as DATABASE_CLOCK_SLACK, DatabaseError, RetentionState, Store,
 };
 use crate::text::{count, escaped, grouped, shell_word};
 use crate::when;
@@ -107,9 +107,9 @@ pub fn database_failed(config: &Config, error: &dyn Display) -> String {
 }
 
 /// The same for a database that may be missing: then the message says how to create it.
-pub fn store_failed(config: &Config, error: &StoreError) -> String {
+pub fn store_failed(config: &Config, error: &DatabaseError) -> String {
     match error {
-        StoreError::Missing => format!(
+        DatabaseError::Missing => format!(
             "there is no database at {}. If it is elsewhere, name its configuration (--config FILE) or the database itself \
              (ADRIATICUM_DATABASE). Create it with adriaticum serve, keys create, console password, restore or move.",
             config.database_name()
@@ -258,7 +258,7 @@ pub fn clock_is_off(ahead: f64) -> Option<String> {
     })
 }
 
-fn database(config: &Config, checked: Result<(), StoreError>) -> Finding {
+fn database(config: &Config, checked: Result<(), DatabaseError>) -> Finding {
     let name = config.database_name();
     match (checked, config.database.file()) {
         (Err(error), _) => Finding::fail("database", format!("{name}: {error}")),

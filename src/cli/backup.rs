@@ -7,7 +7,7 @@ use super::{CliError, print};
 use crate::checks;
 use crate::config::Config;
 use crate::progress::Progress;
-use crate::store::{BackupError, StoreError};
+use crate::store::{BackupError, DatabaseError};
 use crate::text::{count, grouped};
 
 /// Make a consistent copy of the database while it is used
@@ -34,7 +34,7 @@ pub(super) fn run(
     let failed = |error: BackupError| {
         CliError::Failed(match error {
             BackupError::Database(error) => checks::store_failed(config, &error),
-            BackupError::Copy(StoreError::Io(error))
+            BackupError::Copy(DatabaseError::Io(error))
                 if matches!(
                     error.kind(),
                     AlreadyExists | NotFound | NotADirectory | IsADirectory

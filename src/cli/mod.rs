@@ -30,7 +30,7 @@ use crate::checks;
 use crate::config::{Config, ConfigError};
 use crate::logging;
 use crate::progress::Progress;
-use crate::store::{Access, Store, StoreError};
+use crate::store::{Access, DatabaseError, Store};
 use crate::text::{may_hold_a_secret, shell_word};
 use crate::when::{self, When};
 
@@ -251,7 +251,7 @@ fn open_with(config: &Config, access: Access) -> Result<Store, CliError> {
         Store::open_with(&config.database, access, &Progress::in_log()).map_err(|error| {
             let message = checks::store_failed(config, &error);
             // The setting names an old database, and a supervisor need not try again.
-            let is_setting = matches!(error, StoreError::Moved { .. });
+            let is_setting = matches!(error, DatabaseError::Moved { .. });
             if is_setting {
                 CliError::Config(message)
             } else {
@@ -301,10 +301,10 @@ impl From<ConfigError> for CliError {
     }
 }
 
-impl From<StoreError> for CliError {
-    fn from(error: StoreError) -> Self {
+impl From<DatabaseError> for CliError {
+    fn from(error: DatabaseError) -> Self {
         match error {
-            StoreError::RowsRemoved(_) => Self::Failed(format!("{error}.")),
+            DatabaseError::RowsRemoved(_) => Self::Failed(format!("{error}.")),
             error => failed("the database")(error),
         }
     }

@@ -3,7 +3,9 @@
 use super::{CliError, failed, note, print};
 use crate::config::{self, Config};
 use crate::progress::Progress;
-use crate::store::{Access, Database, DatabaseUri, MoveResult, ServeLock, Store, StoreError};
+use crate::store::{
+    Access, DatabaseError, DatabaseLocation, DatabaseUri, MoveResult, ServeLock, Store,
+};
 use crate::text::count;
 
 /// Copy a SQLite database to PostgreSQL, verify the copy, and mark the source as moved
@@ -26,22 +28,26 @@ pub(super) struct MoveOptions {
 pub(super) fn run(MoveOptions { from, to }: &MoveOptions, config: &Config) -> Result<(), CliError> {
     // The message does not repeat the value, which may contain a password.
     let database = |option: &str, text: &str| {
-        Database::parse(text)
+        DatabaseLocation::parse(text)
             .map_err(|accepted| CliError::Usage(format!("--{option}: expected {accepted}.")))
     };
     match (database("from", from)?, database("to", to)?) {
-        (from @ Database::Sqlite(_), Database::Postgres(to)) => move_database(&from, to, config),
-        (Database::Postgres(_), _) => Err(CliError::Usage(
+        (from @ DatabaseLocation::Sqlite(_), DatabaseLocation::Postgres(to)) => move_database(&from, to, config),
+        (DatabaseLocation::Postgres(_), _) => Err(CliError::Usage(
             "--from takes a SQLite database. To copy a PostgreSQL database, use pg_dump and pg_restore.".into(),
         )),
-        (_, Database::Sqlite(_)) => Err(CliError::Usage(
+        (_, DatabaseLocation::Sqlite(_)) => Err(CliError::Usage(
             "--to takes the postgresql:// URI of an empty database. To copy a SQLite database, use adriaticum backup."
                 .into(),
         )),
     }
 }
 
-fn move_database(from: &Database, mut to: DatabaseUri, config: &Config) -> Result<(), CliError> {
+fn move_database(
+    from: &DatabaseLocation,
+    mut to: DatabaseUri,
+    config: &Config,
+) -> Result<(), CliError> {
     if let Some(path) = config
         .database_password_file
         .as_ref()
@@ -51,7 +57,7 @@ fn move_database(from: &Database, mut to: DatabaseUri, config: &Config) -> Resul
             .map_err(|error| CliError::Config(format!("{}: {error}.", path.display())))?;
     }
     let store = Store::open(from, Access::Existing).map_err(|error| match error {
-        StoreError::Missing => CliError::Failed(format!(
+        DatabaseError::Missing => CliError::Failed(format!(
             "there is no database at {from}. --from takes the path of the SQLite database to be moved."
         )),
         error => failed(from)(error),

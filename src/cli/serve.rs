@@ -24,7 +24,7 @@ use crate::logging;
 use crate::metrics::Metrics;
 use crate::pipeline::Pipeline;
 use crate::runtime::Runtimes;
-use crate::store::{Access, Actor, Database, LockError, ServeLock, Store, StoreError};
+use crate::store::{Access, Actor, DatabaseError, DatabaseLocation, LockError, ServeLock, Store};
 use crate::supervisor::{Notify, Supervisor, Watched};
 use crate::text::count;
 use crate::when;
@@ -46,7 +46,7 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
         env!("ADRIATICUM_VERSION"),
         config.database_name()
     );
-    if let Database::Postgres(_) = &config.database {
+    if let DatabaseLocation::Postgres(_) = &config.database {
         log::info!("gateway {}", config.gateway);
     }
     for name in &config.unknown_variables {
@@ -116,7 +116,7 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
     let replaced = {
         let stopper = listener.stopper().map_err(failed("the listener"))?;
         let replaced_because = Arc::clone(&replaced_because);
-        move |error: &StoreError| {
+        move |error: &DatabaseError| {
             if replaced_because.set(error.clone()).is_ok() {
                 log::error!("{error}: this process stops");
                 let _ = (&stopper).write_all(&[1]);
@@ -194,7 +194,7 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
     logging::sum_up_strangers();
     if let Some(error) = replaced_because.get() {
         return Err(CliError::Failed(match (&config.database, error) {
-            (Database::Postgres(_), StoreError::Fenced) => format!(
+            (DatabaseLocation::Postgres(_), DatabaseError::Fenced) => format!(
                 "another process serves under the name {}, or has upgraded the database. Each gateway needs its own name: set \
                  gateway (ADRIATICUM_GATEWAY).",
                 config.gateway

@@ -11,8 +11,8 @@ use super::{
 };
 use crate::config::Config;
 use crate::store::{
-    Filter, Grouping, LedgerRow, Matching, Range, RollupRow, RowFilter, SecretUse, Span, Store,
-    StoreError, Sums,
+    DatabaseError, Filter, Grouping, LedgerRow, Matching, Range, RollupRow, RowFilter, SecretUse,
+    Span, Store, Sums,
 };
 use crate::text::{cells, count, csv_line, grouped};
 use crate::when::{self, When};
@@ -178,12 +178,12 @@ impl Selection {
     }
 
     /// The range without open ends, to be called after the figures are read, so that it covers all of them.
-    fn period(&self) -> Result<Range, StoreError> {
+    fn period(&self) -> Result<Range, DatabaseError> {
         self.store.bounded(self.range, when::now())
     }
 
     /// The first line of a text.
-    fn heading(&self) -> Result<String, StoreError> {
+    fn heading(&self) -> Result<String, DatabaseError> {
         Ok(match self.period()?.bounds() {
             [first, last] if first == last => format!("{first} (UTC)\n"),
             [first, last] if first.ends_with('Z') => format!("{first} to {last}\n"),
@@ -356,7 +356,7 @@ fn tell_removed(selection: &Selection, listed: i64) -> Result<(), CliError> {
             "{} of this range",
             count(requests - listed, "other request")
         ),
-        Err(StoreError::RowsRemoved(_)) => eprint!("Some requests of this range"),
+        Err(DatabaseError::RowsRemoved(_)) => eprint!("Some requests of this range"),
         Err(error) => return Err(error.into()),
     }
     eprintln!(" have no row any more (usage.retention_days): adriaticum usage has their sums.");

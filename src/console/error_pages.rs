@@ -9,7 +9,7 @@ use super::layout::{copy_box, operator_page, plain_page};
 use super::page_request::Operator;
 use crate::http::Response;
 use crate::logging;
-use crate::store::StoreError;
+use crate::store::DatabaseError;
 
 /// A page that requests an address again, now from within this site.
 pub fn reload_from_here(address: &str) -> Response {
@@ -77,7 +77,7 @@ pub fn error(operator: Option<&Operator>, peer: Option<IpAddr>, error: &PageErro
             let text = "The service’s log has the reason. Completions are not affected.";
             (503, "Something went wrong", text, Some(5))
         }
-        PageError::Store(error @ StoreError::RowsRemoved(_)) => {
+        PageError::Store(error @ DatabaseError::RowsRemoved(_)) => {
             reason = format!("{error}.");
             (400, "These figures are not kept", reason.as_str(), None)
         }

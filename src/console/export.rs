@@ -9,7 +9,7 @@ use super::usage_view::UsageView;
 use super::{PageError, PageResult, layout};
 use crate::http::Response;
 use crate::http::response::{Broken, Pieces};
-use crate::store::{LedgerRow, Range, RowFilter, Span, Store, StoreError, Sums};
+use crate::store::{DatabaseError, LedgerRow, Range, RowFilter, Span, Store, Sums};
 use crate::text::{cells, csv_line};
 use crate::when;
 
@@ -134,7 +134,7 @@ fn day_lines(
     view: &UsageView,
     names: &BTreeMap<String, String>,
     day: Range,
-) -> Result<String, StoreError> {
+) -> Result<String, DatabaseError> {
     let mut by_key: BTreeMap<String, Sums> = BTreeMap::new();
     store.figures(Span::Day, day, view.filter(), |row| {
         if view

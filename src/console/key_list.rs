@@ -10,7 +10,7 @@ use super::html_table::{Pages, SortColumn, SortOrder, cards, choices, folded, hi
 use super::page_request::Operator;
 use super::{PageResult, format, layout};
 use crate::store::{
-    Budget, Filter, Key, KeyBudget, KeyState, Permission, Range, Span, Store, StoreError, Sums,
+    Budget, DatabaseError, Filter, Key, KeyBudget, KeyState, Permission, Range, Span, Store, Sums,
     time_left,
 };
 use crate::text::grouped;
@@ -191,7 +191,7 @@ pub fn recent_sums(
     store: &Store,
     filter: Filter,
     now: i64,
-) -> Result<HashMap<String, Sums>, StoreError> {
+) -> Result<HashMap<String, Sums>, DatabaseError> {
     let day = Span::Day.seconds();
     let until = (now.div_euclid(day) + 1) * day;
     let range = Range {

@@ -41,7 +41,7 @@ use crate::config::Config;
 use crate::http::{ClientInfo, Request, RequestHead, Response};
 use crate::listener::{Lane, Ticket};
 use crate::logging;
-use crate::store::{Gateway, Store, StoreError, TokenKind};
+use crate::store::{DatabaseError, Gateway, Store, TokenKind};
 use crate::when;
 
 use self::check_runner::CheckRunner;
@@ -75,7 +75,7 @@ enum PageError {
     Stale,
     /// A form that another site sent.
     Foreign,
-    Store(StoreError),
+    Store(DatabaseError),
     /// A range of time that can't be shown, and why.
     Range(String),
     Wait(Duration),
@@ -86,8 +86,8 @@ enum PageError {
 
 type PageResult = Result<Response, PageError>;
 
-impl From<StoreError> for PageError {
-    fn from(error: StoreError) -> Self {
+impl From<DatabaseError> for PageError {
+    fn from(error: DatabaseError) -> Self {
         Self::Store(error)
     }
 }
@@ -151,7 +151,7 @@ impl Console {
     }
 
     /// The gateways that share the database; empty if it is a file.
-    fn shared_gateways(&self) -> Result<Vec<Gateway>, StoreError> {
+    fn shared_gateways(&self) -> Result<Vec<Gateway>, DatabaseError> {
         if self.config.database.file().is_some() {
             Ok(Vec::new())
         } else {

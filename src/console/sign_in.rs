@@ -15,7 +15,7 @@ use crate::listener::Ticket;
 use crate::logging;
 use crate::mutex::lock;
 use crate::secret::{SecretDigest, secret_hex};
-use crate::store::{PasswordHash, Store, StoreError, TokenKind};
+use crate::store::{DatabaseError, PasswordHash, Store, TokenKind};
 use crate::text::count;
 use crate::when;
 
@@ -73,7 +73,7 @@ impl SignIn {
         }
     }
 
-    fn read_browsers(&self, store: &Store, now: i64) -> Result<(), StoreError> {
+    fn read_browsers(&self, store: &Store, now: i64) -> Result<(), DatabaseError> {
         let browsers = store.known_browsers(now)?;
         *self.browsers() = browsers;
         Ok(())

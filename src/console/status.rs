@@ -13,7 +13,7 @@ use super::{Console, PageResult, format};
 use crate::checks::Verdict;
 use crate::config::GroundingMode;
 use crate::listener::{Cause, Level};
-use crate::store::{Gateway, StoreError};
+use crate::store::{DatabaseError, Gateway};
 use crate::text::{count, grouped};
 use crate::when;
 
@@ -166,7 +166,7 @@ fn searches(console: &Console) -> Option<String> {
 }
 
 /// A table of the gateways that share the database; nothing if it is a file.
-fn gateways(console: &Console) -> Result<Markup, StoreError> {
+fn gateways(console: &Console) -> Result<Markup, DatabaseError> {
     let gateways = console.shared_gateways()?;
     let cells = |gateway: &Gateway| {
         let ago = gateway.seen_ago;
@@ -190,7 +190,7 @@ fn gateways(console: &Console) -> Result<Markup, StoreError> {
 }
 
 /// A table of the keys whose requests run or wait; nothing if there are none.
-fn queue_by_key(console: &Console) -> Result<Markup, StoreError> {
+fn queue_by_key(console: &Console) -> Result<Markup, DatabaseError> {
     let mut lanes = console.monitoring.load.lanes();
     if lanes.is_empty() {
         return Ok(html! {});

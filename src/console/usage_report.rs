@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::bar_interval::{BarInterval, DAY, HOUR};
 use super::chart::Series;
 use super::usage_view::UsageView;
-use crate::store::{Key, Range, Span, Store, StoreError, Sums};
+use crate::store::{DatabaseError, Key, Range, Span, Store, Sums};
 use crate::text::count;
 
 /// The number of keys that have a colour of their own in a chart; the others share one.
@@ -90,7 +90,7 @@ impl UsageReport {
         view: &UsageView,
         keys: &[Key],
         now: i64,
-    ) -> Result<Self, StoreError> {
+    ) -> Result<Self, DatabaseError> {
         let span = span(view.range, now);
         let (step, ranges) = BarInterval::fitting(view.range, span);
         let places: HashMap<&str, usize> = keys

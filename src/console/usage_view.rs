@@ -7,7 +7,7 @@ use super::html_table::SortOrder;
 use super::key_list;
 use super::page_request::Operator;
 use super::usage_by_key::{COLUMNS, DEFAULT_ORDER};
-use crate::store::{Filter, Key, Matching, Range, RowFilter, SecretUse, Store, StoreError};
+use crate::store::{DatabaseError, Filter, Key, Matching, Range, RowFilter, SecretUse, Store};
 use crate::when::{self, When};
 
 /// The ranges that are offered beside two times.
@@ -151,7 +151,7 @@ impl UsageView {
     }
 
     /// This view with a range whose figures are kept.
-    pub fn answerable(self, store: &Store) -> Result<Self, StoreError> {
+    pub fn answerable(self, store: &Store) -> Result<Self, DatabaseError> {
         let range = store.answerable(self.range)?;
         Ok(if range == self.range {
             self
@@ -267,7 +267,7 @@ impl UsageView {
 
     /// This view with the key that its text means, if it means one: as the key's field has it, with its mark at the end, or
     /// as the commands take it, or by a part of its name.
-    pub fn with_key(self, store: &Store, keys: &[Key]) -> Result<Self, StoreError> {
+    pub fn with_key(self, store: &Store, keys: &[Key]) -> Result<Self, DatabaseError> {
         if self.key_text.is_empty() {
             return Ok(self);
         }

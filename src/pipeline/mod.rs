@@ -19,7 +19,7 @@ use crate::listener::{Lane, PendingRequest, RunningCall};
 use crate::metrics::Metrics;
 use crate::runtime::{Chat, Generated, Runtimes};
 use crate::secret::SecretDigest;
-use crate::store::{Key, Store, StoreError};
+use crate::store::{DatabaseError, Key, Store};
 use crate::when;
 
 /// Everything that the steps use.
@@ -188,8 +188,8 @@ impl Pipeline {
             return result;
         };
         Err(match (result, error) {
-            (Ok(_), StoreError::KeyRevoked) => key::revoked(key_id.to_owned()),
-            (Err(failure), StoreError::KeyRevoked) => failure,
+            (Ok(_), DatabaseError::KeyRevoked) => key::revoked(key_id.to_owned()),
+            (Err(failure), DatabaseError::KeyRevoked) => failure,
             (Ok(_), error) => {
                 self.metrics.ledger_errors.add(1);
                 steps::row_not_written(&error)

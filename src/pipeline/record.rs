@@ -11,7 +11,7 @@ use crate::id::RequestId;
 use crate::logging;
 use crate::metrics::Times;
 use crate::runtime::{Generated, Spent};
-use crate::store::{Key, LedgerRow, Searched, StoreError};
+use crate::store::{DatabaseError, Key, LedgerRow, Searched};
 use crate::when::milliseconds;
 
 pub(super) struct Record {
@@ -186,7 +186,7 @@ impl Record {
     }
 
     /// Logs that the outcome of a request that got an error anyway could not be written.
-    pub fn log_ledger_error(&self, error: &StoreError) {
+    pub fn log_ledger_error(&self, error: &DatabaseError) {
         log::error!("id={} details={:?}", self.id, format!("ledger: {error}"));
     }
 

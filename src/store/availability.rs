@@ -4,7 +4,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use super::{Result, StoreError};
+use super::{DatabaseError, Result};
 use crate::mutex::lock;
 
 /// If a write has waited for this long, the ledger is unavailable. The write may go on.
@@ -21,7 +21,7 @@ pub(super) struct Availability(Mutex<AvailabilityState>);
 #[derive(Default)]
 struct AvailabilityState {
     /// The reason why it is unavailable.
-    failure: Option<StoreError>,
+    failure: Option<DatabaseError>,
     next_test: Option<Instant>,
     pause: Duration,
     /// Only a test write has succeeded since the last failure, and no row.
@@ -32,13 +32,13 @@ struct AvailabilityState {
 
 impl Availability {
     /// The reason why a row could not be written now. `waiting` is the time since which the oldest row has waited.
-    pub fn failure(&self, waiting: Option<Instant>) -> Option<StoreError> {
+    pub fn failure(&self, waiting: Option<Instant>) -> Option<DatabaseError> {
         let state = lock(&self.0);
         let mut waiting = waiting.into_iter().chain(state.testing);
         let is_late = || {
             waiting
                 .any(|since| since.elapsed() >= LONG_WAIT)
-                .then_some(StoreError::Stalled)
+                .then_some(DatabaseError::Stalled)
         };
         state.failure.clone().or_else(is_late)
     }
@@ -50,7 +50,8 @@ impl Availability {
         if results.iter().any(Result::is_ok) {
             state.recover();
             (state.is_unproven, state.pause) = (false, SHORTEST_PAUSE);
-        } else if let Some(error) = failures.find(|error| !matches!(error, StoreError::KeyRevoked))
+        } else if let Some(error) =
+            failures.find(|error| !matches!(error, DatabaseError::KeyRevoked))
         {
             state.fail(error, Instant::now());
         }
@@ -67,7 +68,7 @@ impl Availability {
     pub fn test(&self, write: impl FnOnce() -> Result<()>) {
         lock(&self.0).testing = Some(Instant::now());
         let result =
-            panic::catch_unwind(AssertUnwindSafe(write)).unwrap_or(Err(StoreError::Panicked));
+            panic::catch_unwind(AssertUnwindSafe(write)).unwrap_or(Err(DatabaseError::Panicked));
         let mut state = lock(&self.0);
         state.testing = None;
         match result {
@@ -81,13 +82,13 @@ impl Availability {
     }
 
     /// Notes that a look at the database has found that nothing can be written to it.
-    pub fn note_failure(&self, error: &StoreError) {
+    pub fn note_failure(&self, error: &DatabaseError) {
         lock(&self.0).note_failed_test(error, Instant::now());
     }
 }
 
 impl AvailabilityState {
-    fn fail(&mut self, error: &StoreError, now: Instant) {
+    fn fail(&mut self, error: &DatabaseError, now: Instant) {
         if self.failure.is_none() {
             let pause = if self.is_unproven {
                 self.pause * 2
@@ -101,7 +102,7 @@ impl AvailabilityState {
         self.failure = Some(error.clone());
     }
 
-    fn note_failed_test(&mut self, error: &StoreError, now: Instant) {
+    fn note_failed_test(&mut self, error: &DatabaseError, now: Instant) {
         if self.failure.is_none() {
             log_failure(error);
         }
@@ -112,15 +113,15 @@ impl AvailabilityState {
     fn recover(&mut self) {
         self.next_test = None;
         match self.failure.take() {
-            None | Some(StoreError::Unavailable(_)) => {}
+            None | Some(DatabaseError::Unavailable(_)) => {}
             Some(_) => log::info!("the ledger can be written again"),
         }
     }
 }
 
 /// The engine logs by itself that the database is lost, and that it is back.
-fn log_failure(error: &StoreError) {
-    if !matches!(error, StoreError::Unavailable(_)) {
+fn log_failure(error: &DatabaseError) {
+    if !matches!(error, DatabaseError::Unavailable(_)) {
         log::error!(
             "the ledger can't be written: {error}. Requests get 503, and the runtime is not called"
         );
@@ -135,20 +136,23 @@ mod tests {
     fn a_test_or_a_row_ends_it_and_a_row_that_fails_alone_does_not_begin_it() {
         let availability = Availability::default();
         let fails = || availability.failure(None).is_some();
-        availability.note_group(&[Err(StoreError::NoRow), Ok(())]);
-        availability.note_group(&[Err(StoreError::KeyRevoked)]);
+        availability.note_group(&[Err(DatabaseError::NoRow), Ok(())]);
+        availability.note_group(&[Err(DatabaseError::KeyRevoked)]);
         assert!(!fails() && !availability.is_test_due(Instant::now() + LONGEST_PAUSE));
         let ends: [&dyn Fn(); 2] = [&|| availability.note_group(&[Ok(())]), &|| {
             availability.test(|| Ok(()))
         }];
         for end in ends {
-            availability.note_group(&[Err(StoreError::KeyRevoked), Err(StoreError::Full)]);
-            assert!(matches!(availability.failure(None), Some(StoreError::Full)));
+            availability.note_group(&[Err(DatabaseError::KeyRevoked), Err(DatabaseError::Full)]);
+            assert!(matches!(
+                availability.failure(None),
+                Some(DatabaseError::Full)
+            ));
             assert!(!availability.is_test_due(Instant::now()));
             assert!(availability.is_test_due(Instant::now() + SHORTEST_PAUSE));
-            availability.test(|| Err(StoreError::ReadOnly));
+            availability.test(|| Err(DatabaseError::ReadOnly));
             assert!(
-                matches!(availability.failure(None), Some(StoreError::ReadOnly)),
+                matches!(availability.failure(None), Some(DatabaseError::ReadOnly)),
                 "the last reason"
             );
             end();
@@ -161,7 +165,7 @@ mod tests {
         let availability = Availability::default();
         let mut pauses = Vec::new();
         for _ in 0..9 {
-            availability.note_group(&[Err(StoreError::NoRow)]);
+            availability.note_group(&[Err(DatabaseError::NoRow)]);
             let state = lock(&availability.0);
             pauses.push(state.pause.as_secs());
             drop(state);
@@ -169,7 +173,7 @@ mod tests {
         }
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
         availability.note_group(&[Ok(())]);
-        availability.note_group(&[Err(StoreError::NoRow)]);
+        availability.note_group(&[Err(DatabaseError::NoRow)]);
         assert_eq!(
             lock(&availability.0).pause,
             SHORTEST_PAUSE,
@@ -183,7 +187,7 @@ mod tests {
         availability.test(|| panic!("on purpose"));
         assert!(matches!(
             availability.failure(None),
-            Some(StoreError::Panicked)
+            Some(DatabaseError::Panicked)
         ));
         assert!(availability.is_test_due(Instant::now() + SHORTEST_PAUSE));
         availability.test(|| Ok(()));
@@ -197,7 +201,7 @@ mod tests {
         assert!(availability.failure(ago(LONG_WAIT / 2)).is_none());
         assert!(matches!(
             availability.failure(ago(LONG_WAIT)),
-            Some(StoreError::Stalled)
+            Some(DatabaseError::Stalled)
         ));
         lock(&availability.0).testing = ago(LONG_WAIT);
         assert!(

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::engine::{Row, SqlValue, values};
-use super::{DAY, Range, Result, StoreError};
+use super::{DAY, DatabaseError, Range, Result};
 use crate::when;
 
 /// The most tokens of a budget: a runtime that makes a million per second would need eleven days for them.
@@ -115,7 +115,7 @@ impl KeyBudget {
         };
         let per = per.as_deref().and_then(BudgetPeriod::parse);
         let per =
-            per.ok_or_else(|| StoreError::Damaged("the period of a budget is unknown".into()))?;
+            per.ok_or_else(|| DatabaseError::Damaged("the period of a budget is unknown".into()))?;
         Ok(Some(Self {
             budget: Budget { tokens, per },
             used: used.unwrap_or(0),

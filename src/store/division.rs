@@ -1,7 +1,7 @@
 //! Divides the range of a usage report into parts, each of which is read from the rollup or from the rows.
 
 use super::engine::{SqlSession, values};
-use super::{Range, Result, Span, StoreError};
+use super::{DatabaseError, Range, Result, Span};
 use crate::id::RequestId;
 
 /// Divides a range into parts, in the order of time, and finds where the figures of each can be read.
@@ -46,7 +46,7 @@ impl Division<'_> {
         let start = span.start(from);
         let end = start.saturating_add(span.seconds());
         if !self.has_rows(start, end)? {
-            return Err(StoreError::RowsRemoved(start));
+            return Err(DatabaseError::RowsRemoved(start));
         }
         self.add(None, from, to);
         Ok(())

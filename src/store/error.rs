@@ -11,10 +11,10 @@ use crate::text::shell_word;
 use crate::when;
 
 /// As `io::Result` is for `io::Error`.
-pub type Result<T, E = StoreError> = std::result::Result<T, E>;
+pub type Result<T, E = DatabaseError> = std::result::Result<T, E>;
 
 #[derive(Clone, Debug)]
-pub enum StoreError {
+pub enum DatabaseError {
     /// Other writers held the database for too long.
     Busy,
     /// This process's own connections were in use for too long.
@@ -67,7 +67,7 @@ pub enum StoreError {
     Other(String),
 }
 
-impl fmt::Display for StoreError {
+impl fmt::Display for DatabaseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Busy => f.write_str("the database is locked by another process"),
@@ -149,7 +149,7 @@ impl fmt::Display for StoreError {
     }
 }
 
-impl StoreError {
+impl DatabaseError {
     /// Returns whether another process may serve in the place of this one, or a later version, so that this one has to stop.
     pub fn is_replaced(&self) -> bool {
         matches!(self, Self::Fenced | Self::VersionChanged(_))
@@ -178,9 +178,9 @@ impl StoreError {
     }
 }
 
-impl std::error::Error for StoreError {}
+impl std::error::Error for DatabaseError {}
 
-impl From<io::Error> for StoreError {
+impl From<io::Error> for DatabaseError {
     fn from(error: io::Error) -> Self {
         Self::Io(Arc::new(error))
     }

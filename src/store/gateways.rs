@@ -5,7 +5,7 @@ use time::OffsetDateTime;
 
 use super::engine::postgres::SessionLock;
 use super::engine::values;
-use super::{Result, Store, StoreError};
+use super::{DatabaseError, Result, Store};
 
 /// The seconds that a gateway's clock may be off the database's: ids and expiry use it.
 pub const CLOCK_SLACK: f64 = 2.0;
@@ -48,14 +48,14 @@ impl Store {
     pub fn keep_presence(&self, lock: &mut SessionLock) -> Result<()> {
         let is_present = lock.renew(self.epoch).map_err(|error| match error {
             // The engine has logged this already.
-            error if self.engine.lost().is_some() => StoreError::Unavailable(error.to_string()),
-            StoreError::Unavailable(cause) => StoreError::Unknown(cause),
+            error if self.engine.lost().is_some() => DatabaseError::Unavailable(error.to_string()),
+            DatabaseError::Unavailable(cause) => DatabaseError::Unknown(cause),
             error => error,
         })?;
         if is_present {
             Ok(())
         } else {
-            Err(StoreError::Fenced)
+            Err(DatabaseError::Fenced)
         }
     }
 
@@ -114,7 +114,7 @@ mod tests {
         next.join("a", "").expect("a start");
         assert!(matches!(
             old.append(row("2", "key_1", 7)),
-            Err(StoreError::Fenced)
+            Err(DatabaseError::Fenced)
         ));
         assert!(
             old.outage().is_some_and(|error| error.is_replaced()),
@@ -188,11 +188,11 @@ mod tests {
     mod on_postgres {
         use super::*;
         use crate::store::test_server::PostgresServer;
-        use crate::store::{Access, Database};
+        use crate::store::{Access, DatabaseLocation};
 
         /// A gateway on a database, with the lock of its name.
-        fn gateway(database: &Database, name: &str) -> (Store, SessionLock) {
-            let Database::Postgres(uri) = database else {
+        fn gateway(database: &DatabaseLocation, name: &str) -> (Store, SessionLock) {
+            let DatabaseLocation::Postgres(uri) = database else {
                 panic!("only PostgreSQL has several")
             };
             let lock = SessionLock::take(uri, name).unwrap_or_else(|error| panic!("{error}"));
@@ -204,7 +204,7 @@ mod tests {
         #[test]
         fn a_name_is_served_by_one_process() {
             let temporary = Temporary::postgres();
-            let Database::Postgres(uri) = &temporary.database else {
+            let DatabaseLocation::Postgres(uri) = &temporary.database else {
                 panic!("it is PostgreSQL")
             };
             let (_, lock) = gateway(&temporary.database, "a");
@@ -239,7 +239,7 @@ mod tests {
             b.tamper("UPDATE gateways SET epoch = 2 WHERE name = 'b'");
             assert!(matches!(
                 b.keep_presence(&mut lock),
-                Err(StoreError::Fenced)
+                Err(DatabaseError::Fenced)
             ));
         }
     }

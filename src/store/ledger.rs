@@ -8,7 +8,7 @@ use super::engine::{SqlSession, Statement, TransactionMode, bound, values};
 use super::group_commit::NotWritten;
 use super::ledger_row::{COLUMNS, INSERT, LedgerRow, read_row};
 use super::rollup::Batch;
-use super::{Result, Store, StoreError};
+use super::{DatabaseError, Result, Store};
 
 /// Locks a gateway and reads the end of its chain. Finds nothing if the epoch has changed.
 const LOCK: &str =
@@ -39,8 +39,8 @@ impl Store {
         self.engine.checkpoint_if_due();
         written.unwrap_or_else(|reason| {
             let error = match reason {
-                NotWritten::Late => StoreError::Busy,
-                NotWritten::Panicked => StoreError::Panicked,
+                NotWritten::Late => DatabaseError::Busy,
+                NotWritten::Panicked => DatabaseError::Panicked,
             };
             self.availability.note_group(&[Err(error.clone())]);
             Err(error)
@@ -48,7 +48,7 @@ impl Store {
     }
 
     /// The reason why a row could not be written now; `None` if that is not known without a try.
-    pub fn outage(&self) -> Option<StoreError> {
+    pub fn outage(&self) -> Option<DatabaseError> {
         self.engine
             .lost()
             .or_else(|| self.availability.failure(self.appends.waiting_since()))
@@ -79,7 +79,7 @@ impl Store {
         let (sent, _) = self.engine.group(TransactionMode::Append(deadline), work)?;
         let result = |refused| {
             if refused {
-                Err(StoreError::KeyRevoked)
+                Err(DatabaseError::KeyRevoked)
             } else {
                 Ok(())
             }
@@ -182,7 +182,10 @@ impl Store {
         match head {
             Some(head) => Ok((head, revoked)),
             // Another process has raised the epoch, or the gateway's row is gone.
-            None => Err(self.identify(session).err().unwrap_or(StoreError::Fenced)),
+            None => Err(self
+                .identify(session)
+                .err()
+                .unwrap_or(DatabaseError::Fenced)),
         }
     }
 
@@ -377,11 +380,11 @@ pub(super) mod tests {
                     for writer in writers {
                         assert!(matches!(
                             writer.join().expect("no panic"),
-                            Err(StoreError::Busy)
+                            Err(DatabaseError::Busy)
                         ));
                     }
                 });
-                assert!(matches!(store.outage(), Some(StoreError::Busy)));
+                assert!(matches!(store.outage(), Some(DatabaseError::Busy)));
             },
         );
         timeout(&mut temporary, Duration::from_secs(60));
@@ -472,7 +475,7 @@ pub(super) mod tests {
         if found == (0, 0) && fault.is_none() {
             return Ok(());
         }
-        Err(StoreError::Other(format!(
+        Err(DatabaseError::Other(format!(
             "{} sums differ, {} numbers are missing, {fault:?}",
             found.0, found.1
         )))
@@ -487,12 +490,12 @@ pub(super) mod tests {
         store.tamper("UPDATE keys SET revoked = 100 WHERE id = 'key_1'");
         assert!(matches!(
             store.append(row("a", "key_1", 100)),
-            Err(StoreError::KeyRevoked)
+            Err(DatabaseError::KeyRevoked)
         ));
         assert!(
             matches!(
                 store.append(row("a", "key_0", 100)),
-                Err(StoreError::KeyRevoked)
+                Err(DatabaseError::KeyRevoked)
             ),
             "no such key"
         );
@@ -509,7 +512,10 @@ pub(super) mod tests {
             .write_together(&rows.each_ref(), Instant::now() + Duration::from_secs(60))
             .expect("a transaction");
         assert!(
-            matches!(results[..], [Err(StoreError::KeyRevoked), Ok(()), Ok(())]),
+            matches!(
+                results[..],
+                [Err(DatabaseError::KeyRevoked), Ok(()), Ok(())]
+            ),
             "{results:?}"
         );
         let found = store.verify().expect("a walk");

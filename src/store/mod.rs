@@ -46,8 +46,8 @@ use engine::Engine;
 pub use engine::postgres::{DatabaseUri, SessionLock};
 use engine::sqlite::Sqlite;
 pub use engine::sqlite::{BackupError, LockError};
-pub use engine::{Access, Database, ServeLock};
-pub use error::{Result, StoreError};
+pub use engine::{Access, DatabaseLocation, ServeLock};
+pub use error::{DatabaseError, Result};
 pub use gateways::{CLOCK_SLACK, Gateway};
 use group_commit::GroupCommit;
 pub use grouping::Grouping;
@@ -95,12 +95,16 @@ pub struct WalFigures {
 
 impl Store {
     /// Opens the database; creates or upgrades it if `access` allows that.
-    pub fn open(database: &Database, access: Access) -> Result<Self> {
+    pub fn open(database: &DatabaseLocation, access: Access) -> Result<Self> {
         Self::open_with(database, access, &Progress::none())
     }
 
     /// The same, with the progress of an upgrade.
-    pub fn open_with(database: &Database, access: Access, progress: &Progress) -> Result<Self> {
+    pub fn open_with(
+        database: &DatabaseLocation,
+        access: Access,
+        progress: &Progress,
+    ) -> Result<Self> {
         let engine = engine::open(database, access, progress)?;
         let store = Self {
             look_up: keys::select(&*engine, "NULL", keys::BY_DIGEST),
@@ -191,7 +195,7 @@ pub(crate) mod tests {
     pub struct Temporary {
         pub store: Store,
         pub folder: PathBuf,
-        pub database: Database,
+        pub database: DatabaseLocation,
     }
 
     impl Temporary {
@@ -207,15 +211,15 @@ pub(crate) mod tests {
         #[cfg(feature = "test-postgres")]
         pub fn postgres() -> Self {
             let uri = PostgresServer::shared().database();
-            Self::with(|_| Database::parse(&uri).expect("a good URI"))
+            Self::with(|_| DatabaseLocation::parse(&uri).expect("a good URI"))
         }
 
         /// A store for tests of SQLite only.
         pub fn sqlite() -> Self {
-            Self::with(|folder| Database::Sqlite(folder.join("test.db")))
+            Self::with(|folder| DatabaseLocation::Sqlite(folder.join("test.db")))
         }
 
-        fn with(database: impl FnOnce(&Path) -> Database) -> Self {
+        fn with(database: impl FnOnce(&Path) -> DatabaseLocation) -> Self {
             let folder = std::env::temp_dir()
                 .join(format!("adriaticum-{}", crate::secret::secret_hex::<8>()));
             std::fs::create_dir(&folder).expect("a folder");
@@ -335,7 +339,7 @@ pub(crate) mod tests {
             "something else, and long enough to have a header of its own".repeat(9),
         )
         .expect("the folder should take a file");
-        let error = Store::open(&Database::Sqlite(path.clone()), Access::Existing)
+        let error = Store::open(&DatabaseLocation::Sqlite(path.clone()), Access::Existing)
             .err()
             .expect("it is no database");
         let error = error.to_string();
@@ -343,22 +347,22 @@ pub(crate) mod tests {
         assert!(
             std::fs::read_to_string(&path).is_ok_and(|text| text.starts_with("something else"))
         );
-        let missing = Database::Sqlite(temporary.folder.join("missing.db"));
+        let missing = DatabaseLocation::Sqlite(temporary.folder.join("missing.db"));
         for _ in 0..2 {
             assert!(matches!(
                 Store::open(&missing, Access::Existing),
-                Err(StoreError::Missing)
+                Err(DatabaseError::Missing)
             ));
         }
         assert!(
             missing.file().is_some_and(|path| !path.exists()),
             "none is made"
         );
-        let nowhere = Database::Sqlite("/dev/null/x.db".into());
+        let nowhere = DatabaseLocation::Sqlite("/dev/null/x.db".into());
         let error = Store::open(&nowhere, Access::Create)
             .err()
             .expect("there is no such folder");
-        assert!(matches!(error, StoreError::Io(_)), "{error}");
+        assert!(matches!(error, DatabaseError::Io(_)), "{error}");
     }
 
     /// Each of these statements runs for every request or every page, and the ledger may have ten million rows.

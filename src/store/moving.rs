@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 use super::engine::postgres::Postgres;
 use super::engine::{Row, SqlSession, SqlValue, TransactionMode, values};
-use super::{Database, DatabaseUri, Result, Store, StoreError, Verification, chain};
+use super::{DatabaseError, DatabaseLocation, DatabaseUri, Result, Store, Verification, chain};
 use crate::progress::Progress;
 
 /// The number of values that one statement sends. PostgreSQL's limit is 65,535.
@@ -31,8 +31,8 @@ pub struct MoveResult {
 
 impl Store {
     /// Fails if everything was moved to another database: a change here would be lost.
-    pub fn refuse_if_moved(&self, database: &Database) -> Result<()> {
-        let Database::Sqlite(path) = database else {
+    pub fn refuse_if_moved(&self, database: &DatabaseLocation) -> Result<()> {
+        let DatabaseLocation::Sqlite(path) = database else {
             return Ok(());
         };
         match self
@@ -41,7 +41,7 @@ impl Store {
         {
             Some(target) => {
                 let source = path.canonicalize().unwrap_or_else(|_| path.clone());
-                Err(StoreError::Moved { source, target })
+                Err(DatabaseError::Moved { source, target })
             }
             None => Ok(()),
         }
@@ -51,7 +51,7 @@ impl Store {
     /// database as moved. Nothing can be written here meanwhile.
     pub fn move_to(&self, target: &DatabaseUri, progress: &Progress) -> Result<MoveResult> {
         if self.engine.sqlite().is_none() {
-            return Err(StoreError::Other(
+            return Err(DatabaseError::Other(
                 "only a SQLite database can be moved".into(),
             ));
         }
@@ -63,7 +63,7 @@ impl Store {
                 }
                 let (before, after) = (chain::verify(source, progress)?, chain::verify(target, progress)?);
                 if before != after {
-                    return Err(StoreError::Other(format!(
+                    return Err(DatabaseError::Other(format!(
                         "the copy does not verify as its source does: {after:?} instead of {before:?}"
                     )));
                 }
@@ -77,7 +77,7 @@ impl Store {
         });
         match verified {
             Some(found) => Ok(MoveResult { found, marked }),
-            None => Err(marked.err().unwrap_or(StoreError::NoRow)),
+            None => Err(marked.err().unwrap_or(DatabaseError::NoRow)),
         }
     }
 }
@@ -121,7 +121,7 @@ fn copy(
     if written.finalize() == found.finalize() {
         Ok(())
     } else {
-        Err(StoreError::Other(format!(
+        Err(DatabaseError::Other(format!(
             "the copy of the table {} differs from its source",
             table.name
         )))

@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 
 use super::audit::NewAuditRow;
 use super::engine::sqlite::{FileLock, LockError, PresentDatabase, Replacement};
-use super::engine::{Access, Database, SCHEMA_VERSION, SqlSession, Statement, values};
+use super::engine::{Access, DatabaseLocation, SCHEMA_VERSION, SqlSession, Statement, values};
 use super::sessions::{PasswordHash, TokenKind, read_password};
 use super::stored_key::read_key;
-use super::{Actor, Fault, Key, Result, Store, StoreError};
+use super::{Actor, DatabaseError, Fault, Key, Result, Store};
 use crate::progress::Progress;
 use crate::text::count;
 use crate::when;
@@ -44,7 +44,7 @@ pub struct Comparison {
     pub ledger: Result<LedgerExtent>,
     pub password: Result<Option<PasswordHash>>,
     /// The damage that a check of the file found, also if all of this could be read.
-    pub damage: Option<StoreError>,
+    pub damage: Option<DatabaseError>,
 }
 
 #[derive(Debug, Default)]
@@ -84,26 +84,26 @@ pub enum RestoreError {
     /// The service runs.
     Locked(LockError),
     /// The backup can't be used.
-    Backup(StoreError),
+    Backup(DatabaseError),
     /// This WAL or journal lies beside the backup, which may lack what is in there.
     Incomplete(PathBuf),
     /// Its ledger does not verify.
     Faulty(Fault),
     /// The present database can't be replaced.
-    Present(StoreError),
+    Present(DatabaseError),
 }
 
 impl fmt::Display for RestoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Locked(error) => error.fmt(f),
-            Self::Backup(StoreError::Damaged(cause)) => {
+            Self::Backup(DatabaseError::Damaged(cause)) => {
                 write!(
                     f,
                     "it is damaged or not a database ({cause}). Use another backup"
                 )
             }
-            Self::Backup(StoreError::Missing) => {
+            Self::Backup(DatabaseError::Missing) => {
                 f.write_str("it is an empty database. Use another backup")
             }
             Self::Backup(error) | Self::Present(error) => error.fmt(f),
@@ -129,7 +129,7 @@ pub fn restore(
 ) -> Result<Restoration, RestoreError> {
     let _lock = FileLock::take(database).map_err(RestoreError::Locked)?;
     let replacement = Replacement::prepare(database, backup, progress)?;
-    let copy = Database::Sqlite(replacement.copy.clone());
+    let copy = DatabaseLocation::Sqlite(replacement.copy.clone());
     let store = Store::open_with(&copy, Access::Upgrade, progress).map_err(RestoreError::Backup)?;
     if let Some(fault) = store
         .verify_with(progress)
@@ -143,10 +143,10 @@ pub fn restore(
     // From here on it can't be changed by others.
     let present = match PresentDatabase::lock(&replacement.database, progress) {
         Err(
-            error @ (StoreError::Busy
-            | StoreError::ReadOnly
-            | StoreError::CannotOpen
-            | StoreError::Io(_)),
+            error @ (DatabaseError::Busy
+            | DatabaseError::ReadOnly
+            | DatabaseError::CannotOpen
+            | DatabaseError::Io(_)),
         ) => {
             return Err(RestoreError::Present(error));
         }
@@ -185,7 +185,7 @@ fn read_part<T>(
 ) -> Result<T> {
     present
         .as_ref()
-        .map_err(StoreError::clone)
+        .map_err(DatabaseError::clone)
         .and_then(|present| read(present.session()))
 }
 

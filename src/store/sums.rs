@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::division::Division;
 use super::engine::{Row, SqlValue, values};
 use super::grouping::{Group, Grouping};
-use super::{Range, Result, Span, Store, StoreError};
+use super::{DatabaseError, Range, Result, Span, Store};
 use crate::id::RequestId;
 
 /// Selects the requests that are counted; `None` for all.
@@ -210,7 +210,7 @@ impl Store {
     /// Extends a range to full hours if it cuts hours whose rows retention has removed.
     pub fn answerable(&self, range: Range) -> Result<Range> {
         match self.check_rows_of(range) {
-            Err(StoreError::RowsRemoved(hour)) => {
+            Err(DatabaseError::RowsRemoved(hour)) => {
                 let end = hour + Span::Hour.seconds();
                 let since = if (hour..end).contains(&range.since) {
                     hour
@@ -312,7 +312,7 @@ mod tests {
     /// The hour that a range may not cut.
     fn removed_hour<T>(result: Result<T>) -> std::result::Result<T, i64> {
         result.map_err(|error| match error {
-            StoreError::RowsRemoved(hour) => hour,
+            DatabaseError::RowsRemoved(hour) => hour,
             error => panic!("{error}"),
         })
     }

@@ -291,7 +291,7 @@ mod tests {
     use super::*;
     use crate::store::ledger::tests::{row, write};
     use crate::store::tests::Temporary;
-    use crate::store::{LedgerRow, Store, StoreError, chain};
+    use crate::store::{DatabaseError, LedgerRow, Store, chain};
     use crate::when;
 
     /// Returns the fault that `verify` finds after a statement, which is then undone.
@@ -301,10 +301,10 @@ mod tests {
         let undone = store.engine.transaction(|session| {
             assert!(session.execute(statement, &[])? > 0, "{statement}");
             found.set(chain::verify(session, &Progress::none())?.fault);
-            Err::<(), _>(StoreError::Panicked)
+            Err::<(), _>(DatabaseError::Panicked)
         });
         assert!(
-            matches!(undone, Err(StoreError::Panicked)),
+            matches!(undone, Err(DatabaseError::Panicked)),
             "{statement}: {undone:?}"
         );
         found.take()

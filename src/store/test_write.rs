@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::engine::{SqlSession, Statement, bound, values};
 use super::ledger_row::LedgerRow;
 use super::rollup::Span;
-use super::{Result, Store, StoreError};
+use super::{DatabaseError, Result, Store};
 use crate::id::RequestId;
 
 const DELETE_ROW: &str = "DELETE FROM usage WHERE request_id = $1";
@@ -52,7 +52,7 @@ impl Store {
             statements.push(self.move_head(head));
             let changed = session.run(&bound(&statements), &mut |_, _| Ok(()))?;
             if changed.contains(&0) {
-                Err(StoreError::NoRow)
+                Err(DatabaseError::NoRow)
             } else {
                 Ok(())
             }
@@ -79,7 +79,7 @@ impl Store {
             self.engine.read(|session| self.identify(session))
         };
         match check() {
-            Err(error) if error.is_replaced() || matches!(error, StoreError::Replaced) => {
+            Err(error) if error.is_replaced() || matches!(error, DatabaseError::Replaced) => {
                 self.availability.note_failure(&error);
             }
             // Whether a request meets another error too, the request shows.
@@ -92,14 +92,14 @@ impl Store {
         let (version, known) = self.engine.known_versions();
         match session.value(version, &[])? {
             found if known.contains(&found) => {}
-            found => return Err(StoreError::VersionChanged(found)),
+            found => return Err(DatabaseError::VersionChanged(found)),
         }
         let epoch = "SELECT epoch FROM gateways WHERE name = $1";
         let epoch = session.first(epoch, &values![&self.gateway], |mut row| row.next::<i64>())?;
         // A command that is not a gateway has no epoch of its own.
         match epoch.ok_or_else(no_gateway)? {
             epoch if self.epoch == 0 || epoch == self.epoch => Ok(epoch),
-            _ => Err(StoreError::Fenced),
+            _ => Err(DatabaseError::Fenced),
         }
     }
 
@@ -110,8 +110,8 @@ impl Store {
     }
 }
 
-fn no_gateway() -> StoreError {
-    StoreError::Other(
+fn no_gateway() -> DatabaseError {
+    DatabaseError::Other(
         "the row of this gateway is missing in the table gateways: restore a backup, or restart the service, which inserts \
          a new one"
             .into(),
@@ -162,7 +162,7 @@ mod tests {
         next.join("a", "").expect("another start");
         assert!(matches!(
             temporary.store.try_request(),
-            Err(StoreError::Fenced)
+            Err(DatabaseError::Fenced)
         ));
         next.try_request().expect("it has the epoch");
         next.tamper("DELETE FROM gateways WHERE name = 'a'");

@@ -79,7 +79,7 @@ fn restore_hours(session: &dyn SqlSession) -> Result<()> {
 mod tests {
     use crate::store::ledger::tests::write;
     use crate::store::tests::Temporary;
-    use crate::store::{Access, Store, StoreError};
+    use crate::store::{Access, DatabaseError, Store};
 
     /// Takes away what version 10 has changed.
     pub(super) fn back_to_9(store: &Store) {
@@ -122,7 +122,7 @@ mod tests {
         );
         let epoch: i64 = upgraded.value("SELECT epoch FROM gateways WHERE name = 'a'");
         assert_eq!(epoch, 2, "a process of version 9 can't write");
-        assert!(matches!(store.try_request(), Err(StoreError::Fenced)));
+        assert!(matches!(store.try_request(), Err(DatabaseError::Fenced)));
         drop(upgrade());
     }
 }

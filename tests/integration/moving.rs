@@ -5,7 +5,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use adriaticum::store::{Access, Database, LedgerRow, Store, Tokens};
+use adriaticum::store::{Access, DatabaseLocation, LedgerRow, Store, Tokens};
 use rusqlite::types::Value::Integer;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -126,8 +126,11 @@ fn a_hundred_thousand_rows_are_the_same_afterwards() {
     let server = Server::new(None).sqlite();
     (0..3).for_each(|_| drop(server.key()));
     assert!(set_password(&server, PASSWORD).status.success());
-    let store = Store::open(&Database::Sqlite(path(&server).into()), Access::Existing)
-        .expect("the database");
+    let store = Store::open(
+        &DatabaseLocation::Sqlite(path(&server).into()),
+        Access::Existing,
+    )
+    .expect("the database");
     fill(&store);
     drop(store);
     let before = reports(&server);

@@ -17,7 +17,7 @@ use adriaticum::http::{self, RequestHead, Response};
 use adriaticum::listener::{
     Admission, Lane, Limits, PendingRequest, RequestIdentity, RunningCall, Service,
 };
-use adriaticum::store::{Access, Database, Store};
+use adriaticum::store::{Access, DatabaseLocation, Store};
 use adriaticum::supervisor::{Notify, Supervisor, Watched};
 use rustix::process::Signal;
 
@@ -277,8 +277,11 @@ fn the_watchdog_is_not_fed_for_a_loop_or_workers_that_are_stuck() {
         notify: Some(Notify::new(folder.path("notify").as_os_str(), Some(time)).expect("a socket")),
         pulse: Arc::clone(&listener.pulse),
         store: Arc::new(
-            Store::open(&Database::Sqlite(folder.path("a.db")), Access::Create)
-                .expect("a database"),
+            Store::open(
+                &DatabaseLocation::Sqlite(folder.path("a.db")),
+                Access::Create,
+            )
+            .expect("a database"),
         ),
         longest_work: Duration::from_millis(1),
         status: Box::new(String::new),

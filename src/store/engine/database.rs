@@ -6,16 +6,16 @@ use std::path::{Path, PathBuf};
 use super::postgres::{DatabaseUri, SessionLock};
 use super::sqlite::{self, BackupError, FileLock, LockError};
 use crate::progress::Progress;
-use crate::store::{Result, StoreError};
+use crate::store::{DatabaseError, Result};
 use crate::text::has_password;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Database {
+pub enum DatabaseLocation {
     Sqlite(PathBuf),
     Postgres(DatabaseUri),
 }
 
-impl Database {
+impl DatabaseLocation {
     /// A URI or the path of a file. The error says what is accepted, and repeats nothing of the text.
     pub fn parse(text: &str) -> Result<Self, String> {
         if DatabaseUri::is_uri(text) {
@@ -44,7 +44,7 @@ impl Database {
     pub fn backup(&self, to: &Path, progress: &Progress) -> Result<i64, BackupError> {
         match self {
             Self::Sqlite(path) => sqlite::backup(path, to, progress),
-            Self::Postgres(_) => Err(BackupError::Database(StoreError::Other(
+            Self::Postgres(_) => Err(BackupError::Database(DatabaseError::Other(
                 "only a SQLite database can be copied".into(),
             ))),
         }
@@ -62,7 +62,7 @@ fn is_connection(text: &str) -> bool {
 }
 
 /// The location without the password.
-impl fmt::Display for Database {
+impl fmt::Display for DatabaseLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Sqlite(path) => path.display().fmt(f),
@@ -78,10 +78,10 @@ pub enum ServeLock {
 }
 
 impl ServeLock {
-    pub fn take(database: &Database, gateway: &str) -> Result<Self, LockError> {
+    pub fn take(database: &DatabaseLocation, gateway: &str) -> Result<Self, LockError> {
         match database {
-            Database::Sqlite(path) => FileLock::take(path).map(Self::File),
-            Database::Postgres(uri) => SessionLock::take(uri, gateway)
+            DatabaseLocation::Sqlite(path) => FileLock::take(path).map(Self::File),
+            DatabaseLocation::Postgres(uri) => SessionLock::take(uri, gateway)
                 .map(Box::new)
                 .map(Self::Session),
         }
@@ -102,7 +102,7 @@ mod tests {
             "host=a password=sesame",
             "host=a PASSWORD = 'sesame'",
         ] {
-            let error = Database::parse(text).expect_err(text);
+            let error = DatabaseLocation::parse(text).expect_err(text);
             assert!(
                 error.contains("postgresql://") && !error.contains("sesame"),
                 "{error}"
@@ -115,7 +115,10 @@ mod tests {
             "postgres.db",
             "./a?b.db",
         ] {
-            assert_eq!(Database::parse(path), Ok(Database::Sqlite(path.into())));
+            assert_eq!(
+                DatabaseLocation::parse(path),
+                Ok(DatabaseLocation::Sqlite(path.into()))
+            );
         }
     }
 }

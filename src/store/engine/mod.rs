@@ -1,7 +1,7 @@
 //! The boundary to a database: values, rows and statements, without the name of any database library.
 //!
 //! Statements are written once, with `$1`, `$2` … as parameters that first appear in this order, in SQL that SQLite and
-//! PostgreSQL both accept. An engine begins transactions, and maps its errors to `StoreError`. What runs in them, and what
+//! PostgreSQL both accept. An engine begins transactions, and maps its errors to `DatabaseError`. What runs in them, and what
 //! follows if the answer to a commit was lost, is the same for both.
 
 mod database;
@@ -13,13 +13,13 @@ mod value;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-pub use database::{Database, ServeLock};
+pub use database::{DatabaseLocation, ServeLock};
 use postgres::Postgres;
 use sqlite::Sqlite;
 pub use statement::{BoundStatement, EachRow, SqlSession, Statement, bound};
 pub use value::{FromValue, Row, SqlValue};
 
-use super::{Result, StoreError, upgrades};
+use super::{DatabaseError, Result, upgrades};
 use crate::progress::Progress;
 
 /// Parameters of different types.
@@ -56,11 +56,11 @@ impl Access {
     /// can't and may not be upgraded. A running service of that version would fail from then on.
     fn is_current(self, found: i64, oldest_known: i64) -> Result<bool> {
         match self {
-            _ if oldest_known > SCHEMA_VERSION => Err(StoreError::Newer(found)),
+            _ if oldest_known > SCHEMA_VERSION => Err(DatabaseError::Newer(found)),
             _ if found >= SCHEMA_VERSION => Ok(true),
-            _ if found < upgrades::OLDEST_VERSION => Err(StoreError::Unreleased(found)),
+            _ if found < upgrades::OLDEST_VERSION => Err(DatabaseError::Unreleased(found)),
             Self::Serve | Self::Upgrade => Ok(false),
-            Self::Create | Self::Existing | Self::Read => Err(StoreError::Older(found)),
+            Self::Create | Self::Existing | Self::Read => Err(DatabaseError::Older(found)),
         }
     }
 }
@@ -75,10 +75,14 @@ const APPEND_TIMEOUT: Duration = Duration::from_secs(20);
 /// The time for looking up a key, with all attempts.
 const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(5);
 
-pub fn open(database: &Database, access: Access, progress: &Progress) -> Result<Box<dyn Engine>> {
+pub fn open(
+    database: &DatabaseLocation,
+    access: Access,
+    progress: &Progress,
+) -> Result<Box<dyn Engine>> {
     Ok(match database {
-        Database::Sqlite(path) => Box::new(Sqlite::open(path, access, progress)?),
-        Database::Postgres(uri) => Box::new(Postgres::open(uri, CONNECTIONS, access)?),
+        DatabaseLocation::Sqlite(path) => Box::new(Sqlite::open(path, access, progress)?),
+        DatabaseLocation::Postgres(uri) => Box::new(Postgres::open(uri, CONNECTIONS, access)?),
     })
 }
 
@@ -98,7 +102,7 @@ pub trait Engine: Send + Sync {
     }
 
     /// The reason why every request would fail now; `None` if that is not known without a try.
-    fn lost(&self) -> Option<StoreError> {
+    fn lost(&self) -> Option<DatabaseError> {
         None
     }
 
@@ -173,7 +177,7 @@ impl dyn Engine + '_ {
         let deadline = Instant::now() + self.write_timeout();
         let value = loop {
             match self.run(TransactionMode::Write, &work) {
-                Err(StoreError::Busy) if Instant::now() < deadline => {}
+                Err(DatabaseError::Busy) if Instant::now() < deadline => {}
                 result => break result?,
             }
         };
@@ -229,7 +233,7 @@ impl dyn Engine + '_ {
         mode: TransactionMode,
         work: impl Fn(&dyn SqlSession, Option<&T>) -> Result<(T, Vec<Statement>)>,
     ) -> Result<(T, Vec<usize>)> {
-        let mut doubt: Option<(T, StoreError)> = None;
+        let mut doubt: Option<(T, DatabaseError)> = None;
         loop {
             let transaction = match self.begin(mode) {
                 Ok(transaction) => transaction,
@@ -239,7 +243,7 @@ impl dyn Engine + '_ {
                 Ok((value, last)) => match transaction.commit(&last) {
                     Ok(changed) => return Ok((value, changed)),
                     Err(error) => {
-                        if matches!(error, StoreError::Unknown(_)) {
+                        if matches!(error, DatabaseError::Unknown(_)) {
                             doubt = Some((value, error.clone()));
                         }
                         error
@@ -247,9 +251,9 @@ impl dyn Engine + '_ {
                 },
                 Err(error) => error,
             };
-            let can_help = transaction.is_lost() || matches!(error, StoreError::Busy);
+            let can_help = transaction.is_lost() || matches!(error, DatabaseError::Busy);
             if !can_help || mode.is_over() {
-                if let StoreError::Unknown(cause) = &error {
+                if let DatabaseError::Unknown(cause) = &error {
                     self.lose(cause);
                 }
                 return Err(doubt.map_or(error, |(_, unknown)| unknown));

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use super::{FromValue, Row, SqlValue};
-use crate::store::{Result, StoreError};
+use crate::store::{DatabaseError, Result};
 
 /// A statement's text and its parameters.
 pub type BoundStatement<'a> = (&'a str, &'a [SqlValue]);
@@ -65,7 +65,7 @@ impl dyn SqlSession + '_ {
     /// The only value of a statement that always has one row.
     pub fn value<T: FromValue>(&self, statement: &str, parameters: &[SqlValue]) -> Result<T> {
         self.first(statement, parameters, |mut row| row.next())?
-            .ok_or(StoreError::NoRow)
+            .ok_or(DatabaseError::NoRow)
     }
 }
 

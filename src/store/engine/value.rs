@@ -2,7 +2,7 @@
 
 use std::vec;
 
-use crate::store::{Result, StoreError};
+use crate::store::{DatabaseError, Result};
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum SqlValue {
@@ -94,7 +94,7 @@ impl Row {
     pub fn next<T: FromValue>(&mut self) -> Result<T> {
         let value = self.0.next().unwrap_or(SqlValue::Null);
         T::from_value(value)
-            .ok_or_else(|| StoreError::Damaged("a column holds a value of another type".into()))
+            .ok_or_else(|| DatabaseError::Damaged("a column holds a value of another type".into()))
     }
 }
 

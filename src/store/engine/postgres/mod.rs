@@ -29,7 +29,7 @@ use super::{
     Access, BoundStatement, EachRow, Engine, Row, SqlSession, Statement, Transaction,
     TransactionMode, bound,
 };
-use crate::store::{Result, StoreError};
+use crate::store::{DatabaseError, Result};
 
 /// The time that a start has to find a host that answers.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
@@ -122,7 +122,7 @@ impl Engine for Postgres {
         WRITE_TIMEOUT
     }
 
-    fn lost(&self) -> Option<StoreError> {
+    fn lost(&self) -> Option<DatabaseError> {
         self.pool.lost()
     }
 
@@ -158,10 +158,10 @@ impl PgSession {
         let mut borrowed = self
             .pooled
             .try_borrow_mut()
-            .map_err(|_| StoreError::Other("a query within a query".into()))?;
+            .map_err(|_| DatabaseError::Other("a query within a query".into()))?;
         let pooled = borrowed
             .as_mut()
-            .ok_or(StoreError::Unknown("the connection was lost".into()))?;
+            .ok_or(DatabaseError::Unknown("the connection was lost".into()))?;
         let deadline = Instant::now() + self.time;
         let outcome =
             pooled
@@ -228,7 +228,7 @@ impl SqlSession for PgSession {
     }
 }
 
-impl From<SqlError> for StoreError {
+impl From<SqlError> for DatabaseError {
     fn from(error: SqlError) -> Self {
         match (&error, error.state()) {
             (SqlError::NotSent(cause), _) => Self::Other(cause.clone()),

@@ -16,7 +16,7 @@ use super::uri::{DatabaseUri, SslMode};
 use super::{START_TIMEOUT, TRY_WRITE};
 use crate::mutex::lock;
 use crate::store::engine::TransactionMode;
-use crate::store::{Result, StoreError};
+use crate::store::{DatabaseError, Result};
 use crate::timed_stream::NO_ANSWER;
 
 /// The pause between two attempts to find the database while it is lost.
@@ -77,7 +77,7 @@ impl PgPool {
             .transpose();
         Ok(Arc::new(Self {
             uri: uri.clone(),
-            tls: tls.map_err(StoreError::Unavailable)?,
+            tls: tls.map_err(DatabaseError::Unavailable)?,
             most,
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -99,7 +99,7 @@ impl PgPool {
             let has_room = state.open - state.idle.len() < most_in_use;
             if let Some(cause) = &state.lost {
                 if !waits_if_lost || deadline <= Instant::now() {
-                    return Err(StoreError::Unavailable(cause.clone()));
+                    return Err(DatabaseError::Unavailable(cause.clone()));
                 }
             } else if let Some(member) = has_room.then(|| state.idle.pop()).flatten() {
                 if member.connection.is_usable() {
@@ -147,7 +147,7 @@ impl PgPool {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() && state.lost.is_none() {
-                return Err(StoreError::NoConnection);
+                return Err(DatabaseError::NoConnection);
             }
             state = self
                 .changed
@@ -180,7 +180,7 @@ impl PgPool {
         loop {
             match self.connect(0, deadline) {
                 Err(cause) if cause.contains(NO_ANSWER) && Instant::now() < deadline => {}
-                result => return result.map_err(StoreError::Unavailable),
+                result => return result.map_err(DatabaseError::Unavailable),
             }
         }
     }
@@ -204,8 +204,11 @@ impl PgPool {
         Err(causes.join("; "))
     }
 
-    pub fn lost(&self) -> Option<StoreError> {
-        lock(&self.state).lost.clone().map(StoreError::Unavailable)
+    pub fn lost(&self) -> Option<DatabaseError> {
+        lock(&self.state)
+            .lost
+            .clone()
+            .map(DatabaseError::Unavailable)
     }
 
     /// Drops every connection and looks for a host on which a commit succeeds.

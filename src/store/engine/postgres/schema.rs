@@ -10,7 +10,7 @@ use super::PgSession;
 use super::pool::Pooled;
 use super::protocol::PgConnection;
 use crate::store::engine::{Access, SCHEMA, SCHEMA_VERSION, SqlSession, Transaction};
-use crate::store::{Result, StoreError, upgrades};
+use crate::store::{DatabaseError, Result, upgrades};
 
 /// The timeout for reading every row of a large table.
 const UPGRADE_TIMEOUT: Duration = Duration::from_secs(3600);
@@ -43,7 +43,7 @@ pub(super) fn prepare(connection: &mut PgConnection, access: Access) -> Result<T
         return access.is_current(found, oldest_known).map(Tables::found);
     }
     if !access.may_create() {
-        return Err(StoreError::Missing);
+        return Err(DatabaseError::Missing);
     }
     begin(connection, deadline)?;
     if let Some((found, oldest_known)) = version(connection, deadline)? {
@@ -65,7 +65,7 @@ pub(super) fn upgrade(mut pooled: Pooled) -> Result<()> {
     let (connection, deadline) = (pooled.connection(), Instant::now() + UPGRADE_TIMEOUT);
     begin(connection, deadline)?;
     // Another gateway may have done it meanwhile.
-    let (found, oldest_known) = version(connection, deadline)?.ok_or(StoreError::Missing)?;
+    let (found, oldest_known) = version(connection, deadline)?.ok_or(DatabaseError::Missing)?;
     if Access::Serve.is_current(found, oldest_known)? {
         return Ok(connection.run_text("ROLLBACK", deadline)?);
     }
@@ -104,7 +104,7 @@ pub(super) fn begin_and_create(connection: &mut PgConnection) -> Result<()> {
     let deadline = Instant::now() + UPGRADE_TIMEOUT;
     begin(connection, deadline)?;
     if version(connection, deadline)?.is_some() {
-        return Err(StoreError::Other(
+        return Err(DatabaseError::Other(
             "it has a ledger already. If a move was made to it before, that move is complete; else create an \
              empty database"
                 .into(),
@@ -125,7 +125,7 @@ fn begin(connection: &mut PgConnection, deadline: Instant) -> Result<()> {
 fn create(connection: &mut PgConnection, deadline: Instant) -> Result<()> {
     let tables = "SELECT count(*) FROM pg_tables WHERE schemaname = current_schema()";
     if number(connection, tables, deadline)? > 0 {
-        return Err(StoreError::Other(
+        return Err(DatabaseError::Other(
             "it has tables of another program: create a database for this one".into(),
         ));
     }
@@ -163,7 +163,7 @@ pub(super) fn number(
     statement: &str,
     deadline: Instant,
 ) -> Result<i64> {
-    let mut found = Err(StoreError::NoRow);
+    let mut found = Err(DatabaseError::NoRow);
     connection.run(None, &[(statement, &[])], deadline, &mut |mut row| {
         found = row.next()
     })?;

@@ -17,7 +17,7 @@ use super::uri::DatabaseUri;
 use super::{CLOCK, START_TIMEOUT, STATEMENT_TIMEOUT};
 use crate::store::engine::sqlite::LockError;
 use crate::store::engine::{BoundStatement, Row, values};
-use crate::store::{Result, StoreError};
+use crate::store::{DatabaseError, Result};
 
 /// The first number of a gateway's lock; the second is made from its name.
 const GATEWAY_LOCK: i32 = LOCK + 1;
@@ -79,7 +79,7 @@ impl SessionLock {
             self.use_connection(
                 self.pool
                     .connect(self.host, deadline)
-                    .map_err(StoreError::Unavailable)?,
+                    .map_err(DatabaseError::Unavailable)?,
             )?;
         }
         let renewed = self.beat(epoch);

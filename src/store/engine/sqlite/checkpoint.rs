@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rusqlite::Connection;
 
 use super::Sqlite;
-use crate::store::{Result, StoreError, WalFigures};
+use crate::store::{DatabaseError, Result, WalFigures};
 use crate::when;
 
 /// The number of pages that make a checkpoint worth its fsync.
@@ -41,7 +41,7 @@ impl WalState {
         connection.pragma_update(None, "journal_size_limit", FILE_LIMIT)?;
         let bytes = match in_use(connection) {
             // SQLite does not say it for a WAL that can't be written, and only a writer needs it.
-            Err(StoreError::ReadOnly) => 0,
+            Err(DatabaseError::ReadOnly) => 0,
             bytes => bytes?,
         };
         let pages = Arc::new(AtomicU64::new(bytes / FRAME));
@@ -89,7 +89,7 @@ impl Sqlite {
                 }
             }
             // Another thread writes, and will find that it is due.
-            Err(StoreError::Busy) => CHECKPOINT_PAGES,
+            Err(DatabaseError::Busy) => CHECKPOINT_PAGES,
             Err(error) => {
                 log::error!("the checkpoint failed: {error}");
                 pages.load(Ordering::Relaxed) + CHECKPOINT_PAGES

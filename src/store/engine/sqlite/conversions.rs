@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{ErrorCode, ToSql, ffi};
 
-use crate::store::StoreError;
+use crate::store::DatabaseError;
 use crate::store::engine::SqlValue;
 
 impl From<ValueRef<'_>> for SqlValue {
@@ -33,7 +33,7 @@ impl ToSql for SqlValue {
     }
 }
 
-impl From<rusqlite::Error> for StoreError {
+impl From<rusqlite::Error> for DatabaseError {
     fn from(error: rusqlite::Error) -> Self {
         let extended = error.sqlite_error().map(|error| error.extended_code);
         if let Some(ffi::SQLITE_IOERR_FSYNC | ffi::SQLITE_IOERR_DIR_FSYNC) = extended {

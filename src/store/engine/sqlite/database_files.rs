@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use super::FileLock;
 use crate::files::with_suffix;
 use crate::store::engine::Access;
-use crate::store::{Result, StoreError};
+use crate::store::{DatabaseError, Result};
 
 pub(super) struct Files {
     database: (PathBuf, FileIdentity),
@@ -32,7 +32,7 @@ impl Files {
     /// The database, which was `opened`, and its WAL. A restore may have replaced it meanwhile.
     pub fn open(path: &Path, opened: FileIdentity, access: Access) -> Result<Self> {
         if identity(path)? != opened {
-            return Err(StoreError::Replaced);
+            return Err(DatabaseError::Replaced);
         }
         let wal = with_suffix(path, "-wal");
         let wal = match identity(&wal) {
@@ -52,13 +52,13 @@ impl Files {
         if identity_of(&lock.database.metadata()?) == self.database.1 {
             Ok(())
         } else {
-            Err(StoreError::Replaced)
+            Err(DatabaseError::Replaced)
         }
     }
 
     /// Passes a result on. If an fsync failed, all later writes fail with it.
     pub fn keep_failed_sync<T>(&self, result: Result<T>) -> Result<T> {
-        if let Err(StoreError::NotSynced(cause)) = &result {
+        if let Err(DatabaseError::NotSynced(cause)) = &result {
             self.failed.get_or_init(|| Arc::clone(cause));
         }
         result
@@ -72,7 +72,7 @@ impl Files {
             fs::metadata(path)
                 .ok()
                 .filter(|file| identity_of(file) == *known)
-                .ok_or(StoreError::Replaced)
+                .ok_or(DatabaseError::Replaced)
         };
         find(&self.database)?;
         let Some(wal) = self.wal.as_ref().map(find).transpose()? else {
@@ -81,7 +81,7 @@ impl Files {
         // A TRUNCATE checkpoint of another process leaves nothing in use. The connection that writes would not notice any other
         // truncation, as long as it has its pages in its cache.
         if wal.len() < self.wal_length.load(Ordering::Relaxed) && wal.len() < wal_in_use()? {
-            return Err(StoreError::Replaced);
+            return Err(DatabaseError::Replaced);
         }
         self.wal_length.store(wal.len(), Ordering::Relaxed);
         Ok(())
@@ -90,7 +90,7 @@ impl Files {
     /// Returns the error of an earlier fsync that failed.
     fn check_synced(&self) -> Result<()> {
         self.failed.get().map_or(Ok(()), |error| {
-            Err(StoreError::NotSynced(Arc::clone(error)))
+            Err(DatabaseError::NotSynced(Arc::clone(error)))
         })
     }
 }

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::{fmt, process};
 
 use crate::files::{self, with_suffix};
-use crate::store::StoreError;
+use crate::store::DatabaseError;
 
 /// Held until the process ends, even if the value is dropped.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub enum LockError {
         address: Option<String>,
     },
     Io(PathBuf, io::Error),
-    Database(StoreError),
+    Database(DatabaseError),
 }
 
 impl fmt::Display for LockError {
@@ -186,7 +186,7 @@ mod tests {
             temporary.store.check_lock(&ServeLock::File(lock))
         });
         own.expect("it is the same");
-        assert!(matches!(other, Err(StoreError::Replaced)));
+        assert!(matches!(other, Err(DatabaseError::Replaced)));
     }
 
     #[test]

@@ -35,7 +35,7 @@ use crate::files::with_suffix;
 use crate::progress::Progress;
 use crate::read_only_file::{ReadOnlyFile, check_usable};
 use crate::semaphore::Semaphore;
-use crate::store::{Result, StoreError};
+use crate::store::{DatabaseError, Result};
 
 /// The time that a new connection waits for other processes.
 const START_TIMEOUT: Duration = Duration::from_secs(5);
@@ -77,7 +77,7 @@ pub struct Sqlite {
 impl Sqlite {
     pub fn open(path: &Path, access: Access, progress: &Progress) -> Result<Self> {
         if is_missing(path)? && !access.may_create() {
-            return Err(StoreError::Missing);
+            return Err(DatabaseError::Missing);
         }
         let path = &match access {
             Access::Read => readable(path)?,
@@ -186,15 +186,15 @@ impl Engine for Sqlite {
 /// The reason why there is no copy, by the file that it is about.
 #[derive(Debug)]
 pub enum BackupError {
-    Database(StoreError),
-    Copy(StoreError),
+    Database(DatabaseError),
+    Copy(DatabaseError),
 }
 
 /// Makes a consistent copy of this moment, while others write. Returns how many rows of the ledger it has.
 pub fn backup(path: &Path, to: &Path, progress: &Progress) -> Result<i64, BackupError> {
     let connect_to_database = || {
         if is_missing(path)? {
-            return Err(StoreError::Missing);
+            return Err(DatabaseError::Missing);
         }
         connect_to_read(&readable(path)?)
     };
@@ -224,8 +224,8 @@ pub fn backup(path: &Path, to: &Path, progress: &Progress) -> Result<i64, Backup
         let copy = connect(&to, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
         Ok(copy.query_row("SELECT count(*) FROM usage", [], |row| row.get(0))?)
     };
-    let copied = copy().map_err(|error: StoreError| match error {
-        StoreError::Damaged(_) => BackupError::Database(error),
+    let copied = copy().map_err(|error: DatabaseError| match error {
+        DatabaseError::Damaged(_) => BackupError::Database(error),
         error => BackupError::Copy(error),
     });
     let unchanged = read_only
@@ -250,7 +250,7 @@ fn is_missing(path: &Path) -> Result<bool> {
     };
     // SQLite would delete the WAL.
     if is_missing && bytes > 0 {
-        Err(StoreError::LostContent { wal, bytes })
+        Err(DatabaseError::LostContent { wal, bytes })
     } else {
         Ok(is_missing)
     }
@@ -267,7 +267,7 @@ fn connect(path: &Path, mode: OpenFlags) -> Result<Connection> {
 /// read-only one can't. If the file can't be written, SQLite opens it to read.
 fn connect_to_read(path: &Path) -> Result<(Connection, Option<ReadOnlyFile>)> {
     match connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE) {
-        Err(StoreError::CannotOpen | StoreError::ReadOnly) => {
+        Err(DatabaseError::CannotOpen | DatabaseError::ReadOnly) => {
             let read_only = ReadOnlyFile::new(path)?;
             Ok((connect_without_locks(&read_only)?, Some(read_only)))
         }
@@ -301,8 +301,8 @@ fn readable(path: &Path) -> Result<PathBuf> {
 }
 
 /// Adds the file or the folder that is the reason why SQLite can't open or write a database: it does not say which.
-fn name_cause(path: &Path, error: StoreError) -> StoreError {
-    if !matches!(error, StoreError::CannotOpen | StoreError::ReadOnly) {
+fn name_cause(path: &Path, error: DatabaseError) -> DatabaseError {
+    if !matches!(error, DatabaseError::CannotOpen | DatabaseError::ReadOnly) {
         return error;
     }
     let read_write = FileAccess::READ_OK | FileAccess::WRITE_OK;
@@ -315,7 +315,7 @@ fn name_cause(path: &Path, error: StoreError) -> StoreError {
     beside
         .chain([folder])
         .find_map(io::Result::err)
-        .map_or(error, StoreError::from)
+        .map_or(error, DatabaseError::from)
 }
 
 fn connect_to_write(path: &Path) -> Result<Connection> {
@@ -335,9 +335,9 @@ fn switch_journal(connection: &Connection, journal: &str) -> Result<()> {
     loop {
         match connection
             .pragma_update(None, "journal_mode", journal)
-            .map_err(StoreError::from)
+            .map_err(DatabaseError::from)
         {
-            Err(StoreError::Busy) if Instant::now() < end => {
+            Err(DatabaseError::Busy) if Instant::now() < end => {
                 thread::sleep(Duration::from_millis(5))
             }
             result => return result,
@@ -373,7 +373,7 @@ fn check_every_page(connection: &Connection) -> Result<()> {
     if verdict == "ok" {
         Ok(())
     } else {
-        Err(StoreError::Damaged(verdict))
+        Err(DatabaseError::Damaged(verdict))
     }
 }
 
@@ -433,22 +433,28 @@ mod tests {
     #[test]
     fn every_error_that_has_its_own_advice() {
         let map =
-            |code| StoreError::from(rusqlite::Error::SqliteFailure(ffi::Error::new(code), None));
-        assert!(matches!(map(ffi::SQLITE_BUSY), StoreError::Busy));
-        assert!(matches!(map(ffi::SQLITE_FULL), StoreError::Full));
-        assert!(matches!(map(ffi::SQLITE_READONLY), StoreError::ReadOnly));
-        assert!(matches!(map(ffi::SQLITE_CANTOPEN), StoreError::CannotOpen));
-        assert!(matches!(map(ffi::SQLITE_NOTADB), StoreError::Damaged(_)));
+            |code| DatabaseError::from(rusqlite::Error::SqliteFailure(ffi::Error::new(code), None));
+        assert!(matches!(map(ffi::SQLITE_BUSY), DatabaseError::Busy));
+        assert!(matches!(map(ffi::SQLITE_FULL), DatabaseError::Full));
+        assert!(matches!(map(ffi::SQLITE_READONLY), DatabaseError::ReadOnly));
+        assert!(matches!(
+            map(ffi::SQLITE_CANTOPEN),
+            DatabaseError::CannotOpen
+        ));
+        assert!(matches!(map(ffi::SQLITE_NOTADB), DatabaseError::Damaged(_)));
         assert!(matches!(
             map(ffi::SQLITE_IOERR_FSYNC),
-            StoreError::NotSynced(_)
+            DatabaseError::NotSynced(_)
         ));
         assert!(matches!(
             map(ffi::SQLITE_IOERR_DIR_FSYNC),
-            StoreError::NotSynced(_)
+            DatabaseError::NotSynced(_)
         ));
-        assert!(matches!(map(ffi::SQLITE_IOERR_READ), StoreError::Other(_)));
-        assert!(matches!(map(ffi::SQLITE_ERROR), StoreError::Other(_)));
+        assert!(matches!(
+            map(ffi::SQLITE_IOERR_READ),
+            DatabaseError::Other(_)
+        ));
+        assert!(matches!(map(ffi::SQLITE_ERROR), DatabaseError::Other(_)));
     }
 
     #[test]
@@ -600,7 +606,7 @@ mod tests {
         fs::write(&path, bytes).expect("the same file");
         assert!(matches!(
             temporary.store.check(),
-            Err(StoreError::Damaged(_))
+            Err(DatabaseError::Damaged(_))
         ));
     }
 }

@@ -15,7 +15,7 @@ use super::{MEBIBYTE, check_every_page, connect, is_missing, show_time, switch_j
 use crate::files::{self, NO_FOLLOW, with_suffix};
 use crate::progress::Progress;
 use crate::store::engine::SqlSession;
-use crate::store::{RestoreError, Result, StoreError};
+use crate::store::{DatabaseError, RestoreError, Result};
 use crate::when;
 
 /// The files that SQLite may have beside a database with content that is not in it.
@@ -75,7 +75,7 @@ impl Replacement {
     /// Reads every page and every index. Returns the version.
     fn check(&self, progress: &Progress) -> Result<i64> {
         if is_missing(&self.copy)? {
-            return Err(StoreError::Missing);
+            return Err(DatabaseError::Missing);
         }
         let mut connection = connect(&self.copy, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
         show_time(&mut connection, "checking the copy", progress)?;
@@ -84,7 +84,7 @@ impl Replacement {
         if verdict == "ok" {
             Ok(upgrades::version(&connection)?)
         } else {
-            Err(StoreError::Damaged(verdict))
+            Err(DatabaseError::Damaged(verdict))
         }
     }
 
@@ -158,7 +158,7 @@ impl Drop for Replacement {
 pub struct PresentDatabase {
     connection: Connection,
     /// The damage that a check of its file found.
-    pub damage: Option<StoreError>,
+    pub damage: Option<DatabaseError>,
 }
 
 impl PresentDatabase {
@@ -166,12 +166,12 @@ impl PresentDatabase {
     /// locked: SQLite might delete its WAL.
     pub fn lock(path: &Path, progress: &Progress) -> Result<Self> {
         if is_missing(path)? {
-            return Err(StoreError::Missing);
+            return Err(DatabaseError::Missing);
         }
         let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
         show_time(&mut connection, "checking the present database", progress)?;
         match check_every_page(&connection) {
-            Err(damage @ StoreError::Damaged(_)) => {
+            Err(damage @ DatabaseError::Damaged(_)) => {
                 return Ok(Self {
                     connection,
                     damage: Some(damage),

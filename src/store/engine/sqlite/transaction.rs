@@ -12,7 +12,7 @@ use super::{Sqlite, checkpoint};
 use crate::mutex::lock;
 use crate::semaphore::{Permit, Semaphore};
 use crate::store::engine::{BoundStatement, EachRow, SqlSession, Statement, Transaction, bound};
-use crate::store::{Result, StoreError};
+use crate::store::{DatabaseError, Result};
 
 /// The time that a read waits for a connection, and for the recovery of the database after a crash.
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
@@ -53,7 +53,7 @@ impl Sqlite {
         let turn = self
             .reading
             .acquire(Instant::now() + READ_TIMEOUT)
-            .ok_or(StoreError::NoConnection)?;
+            .ok_or(DatabaseError::NoConnection)?;
         let idle = lock(&self.readers).pop_front();
         let connection = match idle {
             Some(connection) => connection,
@@ -74,7 +74,7 @@ impl Sqlite {
         let write = self.take_writer(deadline)?;
         loop {
             match write.begin(deadline) {
-                Err(StoreError::Busy) if Instant::now() < deadline => thread::sleep(RETRY_PAUSE),
+                Err(DatabaseError::Busy) if Instant::now() < deadline => thread::sleep(RETRY_PAUSE),
                 begun => return begun.map(|()| write),
             }
         }
@@ -82,7 +82,11 @@ impl Sqlite {
 
     /// The connection that writes, before its transaction begins.
     pub(super) fn take_writer(&self, deadline: Instant) -> Result<SqliteTransaction<'_>> {
-        let turn = self.writer.turn.acquire(deadline).ok_or(StoreError::Busy)?;
+        let turn = self
+            .writer
+            .turn
+            .acquire(deadline)
+            .ok_or(DatabaseError::Busy)?;
         *lock(&self.writer.writing) = Some(Instant::now());
         Ok(SqliteTransaction::new(
             self,
@@ -239,7 +243,7 @@ mod tests {
     fn a_write_that_times_out_leaves_the_connection_usable() {
         let (_temporary, engine) = engine(Duration::from_millis(30));
         while_taken(&engine, || {
-            assert!(matches!(insert(&engine, 4), Err(StoreError::Busy)))
+            assert!(matches!(insert(&engine, 4), Err(DatabaseError::Busy)))
         });
         insert(&engine, 5).expect("the connection was given back");
         assert_eq!(numbers(&engine), [5], "what timed out was not written");
@@ -271,7 +275,7 @@ mod tests {
             for number in 0..4 {
                 let engine = &engine;
                 scope.spawn(move || {
-                    assert!(matches!(insert(engine, number), Err(StoreError::Busy)))
+                    assert!(matches!(insert(engine, number), Err(DatabaseError::Busy)))
                 });
             }
         });
@@ -352,7 +356,10 @@ mod tests {
             .open(temporary.folder.join("writer.db-wal"));
         wal.and_then(|wal| wal.set_len(0)).expect("the WAL");
         for number in [4, 5] {
-            assert!(matches!(insert(&engine, number), Err(StoreError::Replaced)));
+            assert!(matches!(
+                insert(&engine, number),
+                Err(DatabaseError::Replaced)
+            ));
         }
     }
 
@@ -363,7 +370,7 @@ mod tests {
             let failure = |code| rusqlite::Error::SqliteFailure(ffi::Error::new(code), None);
             let fails = |session: &dyn SqlSession| {
                 session.query("SELECT 1", &[], &mut |_| {
-                    Err(StoreError::from(failure(code)))
+                    Err(DatabaseError::from(failure(code)))
                 })
             };
             engine.as_dyn().transaction(fails).expect_err("it fails");
@@ -371,7 +378,10 @@ mod tests {
         fail(ffi::SQLITE_IOERR_READ);
         insert(&engine, 1).expect("another error ends nothing");
         fail(ffi::SQLITE_IOERR_FSYNC);
-        assert!(matches!(insert(&engine, 2), Err(StoreError::NotSynced(_))));
+        assert!(matches!(
+            insert(&engine, 2),
+            Err(DatabaseError::NotSynced(_))
+        ));
         assert_eq!(numbers(&engine), [1]);
     }
 }

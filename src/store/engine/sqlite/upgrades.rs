@@ -5,7 +5,7 @@ use rusqlite::{Connection, Transaction, TransactionBehavior};
 use super::while_running;
 use crate::progress::Progress;
 use crate::store::engine::{Access, SCHEMA, SCHEMA_VERSION};
-use crate::store::{Result, StoreError, upgrades};
+use crate::store::{DatabaseError, Result, upgrades};
 
 /// The steps of SQLite's virtual machine that an upgrade takes for a row of the ledger: measured, and the same for 20,000 and
 /// for 100,000 rows.
@@ -83,13 +83,13 @@ fn create(transaction: &Transaction, access: Access) -> Result<()> {
     let tables: i64 =
         transaction.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
     if tables > 0 {
-        return Err(StoreError::Damaged(
+        return Err(DatabaseError::Damaged(
             "it is the database of another program".into(),
         ));
     }
     // A start that was interrupted has left a file without tables.
     if !access.may_create() {
-        return Err(StoreError::Missing);
+        return Err(DatabaseError::Missing);
     }
     transaction.execute_batch(&dialect(SCHEMA))?;
     let first = "INSERT INTO gateways VALUES ('', 0, '', '', 0, 0, zeroblob(32), 0, zeroblob(32))";
@@ -155,7 +155,7 @@ mod tests {
         let mut fresh = memory();
         assert!(matches!(
             bring_up_to_date(&mut fresh, Access::Existing, &Progress::none()),
-            Err(StoreError::Missing)
+            Err(DatabaseError::Missing)
         ));
         bring_up_to_date(&mut fresh, Access::Create, &Progress::none())
             .expect("a new database should be made");
@@ -227,7 +227,7 @@ mod tests {
         for access in [Access::Create, Access::Existing] {
             let error =
                 bring_up_to_date(&mut old, access, &Progress::none()).expect_err("it is older");
-            assert!(matches!(error, StoreError::Older(9)), "{error}");
+            assert!(matches!(error, DatabaseError::Older(9)), "{error}");
         }
         assert_eq!(shape(&old), before);
         for (found, expected) in [

@@ -11,7 +11,7 @@ use std::thread;
 
 use super::*;
 use crate::secret::SecretDigest;
-use crate::store::engine::{Database, Statement, values};
+use crate::store::engine::{DatabaseLocation, Statement, values};
 use crate::store::ledger::tests::{row, with_outcome};
 use crate::store::test_server::PostgresServer;
 use crate::store::{
@@ -209,7 +209,8 @@ fn a_write_whose_answer_is_lost_is_settled() {
 #[test]
 fn the_store_settles_its_writes() {
     let (proxies, uri) = proxies(1);
-    let store = Store::open(&Database::Postgres(uri), Access::Create).expect("a new database");
+    let store =
+        Store::open(&DatabaseLocation::Postgres(uri), Access::Create).expect("a new database");
     let losing = || proxies[0].set(LOSE_COMMIT_ANSWER);
     let (name, password) = (
         KeyName::parse("x").expect("a name"),
@@ -290,7 +291,7 @@ fn the_store_settles_its_writes() {
     proxies[0].set(LOSE_ANSWER);
     assert!(matches!(
         store.append(row("d", "key_1", 1)),
-        Err(StoreError::KeyRevoked)
+        Err(DatabaseError::KeyRevoked)
     ));
     assert_eq!(
         store
@@ -327,7 +328,7 @@ fn an_unknown_outcome_is_settled_on_the_next_host() {
             .as_dyn()
             .transaction(|session| session.execute(TRY_WRITE, &[]).map(drop))
     };
-    assert!(matches!(try_write(), Err(StoreError::Unknown(_))));
+    assert!(matches!(try_write(), Err(DatabaseError::Unknown(_))));
     try_write().expect("back on the first host");
     assert!(proxies[0].accepted.load(Ordering::SeqCst) > attempts);
 }
@@ -341,7 +342,7 @@ fn while_the_database_is_lost_look_ups_fail_at_once_and_writes_wait() {
     let attempts = proxies[0].accepted.load(Ordering::SeqCst);
     let began = Instant::now();
     for _ in 0..1000 {
-        assert!(matches!(look_up(), Err(StoreError::Unavailable(_))));
+        assert!(matches!(look_up(), Err(DatabaseError::Unavailable(_))));
         assert!(
             engine.as_dyn().read(|_| Ok(())).is_err()
                 && engine.as_dyn().transaction(|_| Ok(())).is_err()
@@ -416,7 +417,7 @@ fn there_are_no_more_connections_than_allowed_and_one_is_for_rows() {
     let held = [0, 1].map(|_| get(Duration::from_secs(30)).expect("a connection"));
     assert!(matches!(
         get(Duration::from_millis(50)),
-        Err(StoreError::NoConnection)
+        Err(DatabaseError::NoConnection)
     ));
     let deadline = Instant::now() + Duration::from_secs(30);
     let append = || engine.pool.get(deadline, TransactionMode::Append(deadline));
@@ -424,7 +425,7 @@ fn there_are_no_more_connections_than_allowed_and_one_is_for_rows() {
     assert!(
         matches!(
             get(Duration::from_millis(50)),
-            Err(StoreError::NoConnection)
+            Err(DatabaseError::NoConnection)
         ),
         "it is idle, and kept"
     );
@@ -476,7 +477,10 @@ fn a_server_with_no_room_for_another_connection_is_not_lost() {
     };
     let held = [0, 1].map(|_| get(Duration::from_secs(30)).expect("a connection"));
     let third = get(Duration::from_millis(500)).err();
-    assert!(matches!(third, Some(StoreError::NoConnection)), "{third:?}");
+    assert!(
+        matches!(third, Some(DatabaseError::NoConnection)),
+        "{third:?}"
+    );
     thread::scope(|scope| {
         let waiting = scope.spawn(|| count(&engine));
         drop(held);
@@ -523,7 +527,7 @@ fn a_read_sees_one_state_and_a_query_within_a_query_is_an_error() {
             engine.insert(1)?;
             assert_eq!(count()?, 0, "as at the beginning");
             let nested = session.query("SELECT 1", &[], &mut |_| count().map(drop));
-            assert!(matches!(nested, Err(StoreError::Other(_))), "{nested:?}");
+            assert!(matches!(nested, Err(DatabaseError::Other(_))), "{nested:?}");
             Ok(())
         })
         .expect("a read");

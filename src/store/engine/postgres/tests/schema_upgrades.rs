@@ -8,7 +8,7 @@ use crate::store::engine::postgres::schema::{OLDEST_KNOWN, number, version};
 use crate::store::engine::postgres::{DatabaseUri, Postgres};
 use crate::store::engine::{Access, SCHEMA_VERSION};
 use crate::store::test_server::PostgresServer;
-use crate::store::{Result, StoreError};
+use crate::store::{DatabaseError, Result};
 
 const BACK_TO_9: &str = include_str!("../../../../../tests/back_to_9.sql");
 
@@ -101,7 +101,7 @@ fn a_failing_upgrade_changes_nothing() {
 fn only_serve_upgrades_and_a_program_that_is_too_old_is_refused() {
     let uri = version_9();
     for access in [Access::Create, Access::Existing] {
-        assert!(matches!(open(&uri, access), Err(StoreError::Older(9))));
+        assert!(matches!(open(&uri, access), Err(DatabaseError::Older(9))));
     }
     assert_eq!(versions(&uri), Some((9, 9)));
     open(&uri, Access::Serve).expect("an upgrade");
@@ -110,7 +110,7 @@ fn only_serve_upgrades_and_a_program_that_is_too_old_is_refused() {
     run(&uri, "UPDATE schema_version SET oldest_known = version");
     assert!(matches!(
         open(&uri, Access::Serve),
-        Err(StoreError::Newer(11))
+        Err(DatabaseError::Newer(11))
     ));
     run(
         &uri,
@@ -118,7 +118,7 @@ fn only_serve_upgrades_and_a_program_that_is_too_old_is_refused() {
     );
     assert!(matches!(
         open(&uri, Access::Serve),
-        Err(StoreError::Unreleased(8))
+        Err(DatabaseError::Unreleased(8))
     ));
 }
 
@@ -128,7 +128,7 @@ fn only_a_command_that_may_creates_the_tables() {
     for _ in 0..2 {
         assert!(matches!(
             open(&uri, Access::Existing),
-            Err(StoreError::Missing)
+            Err(DatabaseError::Missing)
         ));
     }
     open(&uri, Access::Create).expect("a new database");
