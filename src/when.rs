@@ -6,6 +6,9 @@ use time::format_description::BorrowedFormatItem;
 use time::macros::format_description;
 use time::{Date, OffsetDateTime, Time, UtcOffset};
 
+/// A day, in seconds.
+pub const DAY: i64 = 86_400;
+
 const DATE: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month]-[day]");
 const MINUTE: &[BorrowedFormatItem<'_>] =
     format_description!("[year]-[month]-[day] [hour]:[minute]");
@@ -20,8 +23,6 @@ const CLOCK: [&[BorrowedFormatItem<'_>]; 2] = [
     format_description!("[hour]:[minute]"),
     format_description!("[hour]:[minute]:[second]"),
 ];
-
-const DAY: i64 = 86_400;
 
 /// No clock is further from UTC: that of Kiribati is 14 hours ahead.
 const LARGEST_OFFSET: i64 = 14 * 3_600;

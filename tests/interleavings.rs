@@ -1,7 +1,7 @@
 //! Group commit under a scheduler that tries interleavings of its threads: the file of the program itself, with the
 //! scheduler's locks and threads. A thread that nobody wakes is a deadlock here, because the scheduler knows no time.
 
-#[path = "../src/store/group_commit.rs"]
+#[path = "../src/ledger/group_commit.rs"]
 #[expect(dead_code, reason = "the service also asks how long a row has waited")]
 mod group_commit;
 

@@ -7,8 +7,8 @@ use super::MODEL;
 use crate::error::{ApiError, Failure};
 use crate::http::Response;
 use crate::id::RequestId;
+use crate::ledger::Tokens;
 use crate::runtime::Generated;
-use crate::store::Tokens;
 
 #[derive(Serialize)]
 struct Completion<'a> {

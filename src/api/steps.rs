@@ -1,9 +1,10 @@
 //! The short steps: host, route, size, permission, budget, and the failures of the ledger.
 
+use crate::database::DatabaseError;
 use crate::error::{ApiError, Failure, FailureCause};
 use crate::http::body::Framing;
 use crate::http::{MAX_BODY, Request, RequestHead};
-use crate::store::{Budget, DatabaseError, KeyBudget, Permission};
+use crate::keys::{Budget, KeyBudget, Permission};
 use crate::text::grouped;
 use crate::when;
 

@@ -11,9 +11,12 @@ use std::time::{Duration, Instant};
 pub use self::readiness::Readiness;
 use self::task::{StopSignal, Task, TaskStep};
 use crate::checks;
+use crate::database::DatabaseError;
+use crate::database::postgres::session_lock::SessionLock;
+use crate::ledger::{RetentionState, ServeLock};
 use crate::listener::Acceptor;
 use crate::runtime::Runtimes;
-use crate::store::{DatabaseError, RetentionState, ServeLock, SessionLock, Store};
+use crate::store::Store;
 use crate::text::count;
 use crate::when;
 
@@ -102,7 +105,7 @@ fn presence(
     replaced: Arc<impl Fn(&DatabaseError) + Send + Sync + 'static>,
 ) -> Task {
     Task::start("presence", move |stop| {
-        let keep = TaskStep::new("presence", || match store.keep_presence(&mut lock) {
+        let keep = TaskStep::new("presence", || match store.ledger.keep_presence(&mut lock) {
             Err(error) if error.is_replaced() => {
                 replaced(&error);
                 Ok(false)
@@ -118,8 +121,8 @@ fn retention(store: Arc<Store>, days: u32) -> Task {
     Task::start("retention", move |stop| {
         let mut was_held = false;
         let remove = TaskStep::new("retention", || {
-            let now = store.clock()?;
-            let state = store.retention(days, now)?;
+            let now = store.ledger.clock()?;
+            let state = store.ledger.retention(days, now)?;
             let is_held = matches!(state, RetentionState::Held { .. });
             if mem::replace(&mut was_held, is_held) != is_held {
                 match state {
@@ -132,7 +135,9 @@ fn retention(store: Arc<Store>, days: u32) -> Task {
             let RetentionState::Due { before } = state else {
                 return Ok(false);
             };
-            let removed = remove_all(stop, || store.remove_before(before, now, REMOVAL_BATCH))?;
+            let removed = remove_all(stop, || {
+                store.ledger.remove_before(before, now, REMOVAL_BATCH)
+            })?;
             if removed > 0 {
                 let (rows, days) = (count(removed as i64, "row"), count(days.into(), "day"));
                 log::info!("removed {rows} older than {days} from the ledger");

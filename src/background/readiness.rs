@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::INTERVAL;
 use super::task::{Task, TaskStep};
-use crate::store::{DatabaseError, Store};
+use crate::database::DatabaseError;
+use crate::store::Store;
 use crate::when;
 
 /// The pause between two looks whether this process may still write to the database.
@@ -23,7 +24,7 @@ pub struct Readiness {
 impl Readiness {
     /// Makes one test write, so that the state is known from the start.
     pub fn new(store: &Arc<Store>) -> Self {
-        store.test_write();
+        store.ledger.test_write();
         Self {
             store: Arc::clone(store),
             probed: AtomicBool::new(false),
@@ -33,7 +34,7 @@ impl Readiness {
     /// The reason why a request could not be recorded now.
     pub fn outage(&self) -> Option<DatabaseError> {
         self.probed.store(true, Ordering::Relaxed);
-        self.store.outage()
+        self.store.ledger.outage()
     }
 }
 
@@ -47,22 +48,23 @@ pub(super) fn watch(
         let store = &readiness.store;
         let mut looked = Instant::now();
         let look = TaskStep::new("readiness", || {
-            if readiness.probed.swap(false, Ordering::Relaxed) || store.is_test_due() {
-                store.test_write();
+            if readiness.probed.swap(false, Ordering::Relaxed) || store.ledger.is_test_due() {
+                store.ledger.test_write();
             } else if looked.elapsed() >= LOOK_INTERVAL {
-                store.check_identity();
+                store.ledger.check_identity();
                 looked = Instant::now();
             }
             store
+                .ledger
                 .outage()
                 .filter(DatabaseError::is_replaced)
                 .inspect(|error| replaced(error));
             Ok(true)
         });
         let sign_ins = TaskStep::new("writing failed sign-ins", || {
-            store.write_failed_sign_ins(when::now())
+            store.audit.write_failed_sign_ins(when::now())
         });
         stop.repeat(INTERVAL, [look, sign_ins]);
-        let _ = store.write_failed_sign_ins(i64::MAX);
+        let _ = store.audit.write_failed_sign_ins(i64::MAX);
     })
 }

@@ -6,7 +6,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crate::store::DatabaseError;
+use crate::database::DatabaseError;
 
 /// The pause after a round that panicked.
 const PANIC_PAUSE: Duration = Duration::from_secs(5);

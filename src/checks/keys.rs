@@ -3,7 +3,10 @@
 use std::collections::HashMap;
 
 use super::Finding;
-use crate::store::{BudgetPeriod, DatabaseError, Filter, Key, KeyState, Span, Store};
+use crate::database::DatabaseError;
+use crate::keys::{BudgetPeriod, Key, KeyState};
+use crate::ledger::{Filter, Span};
+use crate::store::Store;
 use crate::text::count;
 use crate::when;
 
@@ -12,7 +15,7 @@ const MAX_NAMED: usize = 5;
 
 pub fn check(store: &Store) -> Result<Vec<Finding>, DatabaseError> {
     let now = when::now();
-    let keys = store.list_keys()?;
+    let keys = store.keys.list()?;
     let date = |key: &&Key| {
         format!(
             "{} ({:?}, {})",
@@ -89,7 +92,7 @@ fn unmeasured<'a>(
     }
     let mut numbers: HashMap<String, i64> = HashMap::new();
     let month = BudgetPeriod::Month.around(now);
-    store.figures(Span::Day, month, Filter::ALL, |row| {
+    store.ledger.figures(Span::Day, month, Filter::ALL, |row| {
         if row.sums.unmeasured > 0
             && periods
                 .get(row.key_id.as_str())

@@ -21,10 +21,10 @@ pub use self::runtime::not_configured;
 
 use crate::client::Cancellation;
 use crate::config::{Config, GroundingMode, SearchBackend};
+use crate::database::{Access, DatabaseError};
+use crate::ledger::{CLOCK_SLACK as DATABASE_CLOCK_SLACK, RetentionState};
 use crate::search::{self, Index};
-use crate::store::{
-    Access, CLOCK_SLACK as DATABASE_CLOCK_SLACK, DatabaseError, RetentionState, Store,
-};
+use crate::store::Store;
 use crate::text::{count, escaped, grouped, shell_word};
 use crate::when;
 
@@ -121,11 +121,11 @@ pub fn store_failed(config: &Config, error: &DatabaseError) -> String {
 /// Runs the checks of a running service, whose database may be too large to be read completely each time.
 pub fn check_running_service(config: &Config, store: &Store) -> Vec<Finding> {
     // Requests are refused or run by the result, so that it is never older than theirs.
-    store.test_write();
+    store.ledger.test_write();
     parts(
         config,
         Some(store),
-        database(config, store.outage().map_or(Ok(()), Err)),
+        database(config, store.ledger.outage().map_or(Ok(()), Err)),
     )
 }
 
@@ -214,9 +214,9 @@ fn clock(store: Option<&Store>) -> Finding {
     if now < NOT_BEFORE {
         return Finding::fail("clock", time + ". Set the clock, or keys do not expire");
     }
-    let is_off = store.and_then(|store| clock_is_off(store.clock_difference().ok()?));
+    let is_off = store.and_then(|store| clock_is_off(store.ledger.clock_difference().ok()?));
     let is_set_back = || {
-        let newest = store.and_then(|store| store.newest_row().ok()?);
+        let newest = store.and_then(|store| store.ledger.newest_row().ok()?);
         let ahead = newest.filter(|newest| *newest > now + CLOCK_SLACK)?;
         let ahead = when::format_utc(ahead);
         Some(format!(
@@ -231,8 +231,8 @@ fn clock(store: Option<&Store>) -> Finding {
 
 /// Warns if retention removes nothing.
 fn retention(config: &Config, store: &Store) -> Option<Finding> {
-    let now = store.clock().ok()?;
-    match store.retention(config.retention_days?, now).ok()? {
+    let now = store.ledger.clock().ok()?;
+    match store.ledger.retention(config.retention_days?, now).ok()? {
         RetentionState::Held { before } => Some(Finding::warn("retention", retention_held(before))),
         RetentionState::Idle | RetentionState::Due { .. } => None,
     }

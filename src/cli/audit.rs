@@ -5,8 +5,9 @@ use std::env;
 use rustix::process::geteuid;
 
 use super::{CliError, open_store, parse_when, print, print_json, text_table};
+use crate::audit::{Actor, AuditRow};
 use crate::config::Config;
-use crate::store::{Actor, AuditRow, KeyName};
+use crate::keys::KeyName;
 use crate::users::user_name;
 use crate::when::{self, Range, When};
 
@@ -28,7 +29,9 @@ pub(super) struct AuditOptions {
 pub(super) fn run(options: &AuditOptions, config: &Config) -> Result<(), CliError> {
     let Range { since, .. } = Range::between(options.since, None, when::now());
     let mut rows = Vec::new();
-    open_store(config)?.audit(since, |row| rows.push(row))?;
+    open_store(config)?
+        .audit
+        .list(since, |row| rows.push(row))?;
     if options.json {
         return print_json(&rows);
     }

@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use super::{CliError, print};
 use crate::checks;
 use crate::config::Config;
+use crate::database::{BackupError, DatabaseError};
+use crate::ledger::ROWS;
 use crate::progress::Progress;
-use crate::store::{BackupError, DatabaseError};
 use crate::text::{count, grouped};
 
 /// Make a consistent copy of the database while it is used
@@ -47,7 +48,7 @@ pub(super) fn run(
     };
     let rows = config
         .database
-        .backup(path, &Progress::on_stderr())
+        .backup(path, ROWS, &Progress::on_stderr())
         .map_err(failed)?;
     let bytes = path
         .metadata()

@@ -8,7 +8,8 @@ use super::audit::actor;
 use super::{CliError, failed, open_with};
 use crate::config::Config;
 use crate::console::password;
-use crate::store::Access;
+use crate::console::sessions;
+use crate::database::Access;
 
 /// Set the console's password
 #[derive(clap::Subcommand)]
@@ -29,7 +30,7 @@ pub(super) fn set_password(config: &Config) -> Result<(), CliError> {
             "the two passwords differ. Nothing was changed.".into(),
         ));
     }
-    store.set_console_password(password::hash(&text), &actor())?;
+    sessions::set_password(&store, password::hash(&text), &actor())?;
     let database = config.database_name();
     eprintln!("The password is set in {database}. All console sessions have ended: sign in again.");
     Ok(())

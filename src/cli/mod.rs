@@ -28,9 +28,10 @@ use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 
 use crate::checks;
 use crate::config::{Config, ConfigError};
+use crate::database::{Access, DatabaseError};
 use crate::logging;
 use crate::progress::Progress;
-use crate::store::{Access, DatabaseError, Store};
+use crate::store::Store;
 use crate::text::{may_hold_a_secret, shell_word};
 use crate::when::{self, When};
 
@@ -258,7 +259,7 @@ fn open_with(config: &Config, access: Access) -> Result<Store, CliError> {
                 CliError::Failed(message)
             }
         })?;
-    if store.is_new() {
+    if store.database.is_new() {
         let name = config.database_name();
         match access {
             Access::Serve => log::warn!(

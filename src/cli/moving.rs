@@ -2,10 +2,11 @@
 
 use super::{CliError, failed, note, print};
 use crate::config::{self, Config};
+use crate::database::{Access, DatabaseError, DatabaseLocation, DatabaseUri};
+use crate::ledger::ServeLock;
 use crate::progress::Progress;
-use crate::store::{
-    Access, DatabaseError, DatabaseLocation, DatabaseUri, MoveResult, ServeLock, Store,
-};
+use crate::recovery::moving::{self, MoveResult};
+use crate::store::Store;
 use crate::text::count;
 
 /// Copy a SQLite database to PostgreSQL, verify the copy, and mark the source as moved
@@ -63,10 +64,9 @@ fn move_database(
         error => failed(from)(error),
     })?;
     let _lock = ServeLock::take(from, "").map_err(failed(from))?;
-    let MoveResult { found, marked } = store
-        .move_to(&to, &Progress::on_stderr())
-        .map_err(failed(&to))?;
-    let keys = count(store.list_keys()?.len() as i64, "key");
+    let MoveResult { found, marked } =
+        moving::move_to(&store.database, &to, &Progress::on_stderr()).map_err(failed(&to))?;
+    let keys = count(store.keys.list()?.len() as i64, "key");
     let rows = count(found.rows as i64, "row");
     print(&format!(
         "{keys} and {rows} moved from {from} to {to} and verified.\n"

@@ -6,10 +6,11 @@ use std::path::PathBuf;
 use super::audit::actor;
 use super::{CliError, print};
 use crate::config::Config;
+use crate::database::{DatabaseError, DatabaseLocation};
+use crate::keys::{Key, KeyState};
 use crate::progress::Progress;
-use crate::store::{
-    self, Comparison, DatabaseError, DatabaseLocation, Key, KeyDifferences, KeyState, LedgerExtent,
-    Restoration, RestoreError,
+use crate::recovery::restore::{
+    self, Comparison, KeyDifferences, LedgerExtent, Restoration, RestoreError,
 };
 use crate::text::{count, may_hold_a_secret};
 use crate::when;
@@ -46,7 +47,7 @@ pub(super) fn run(
     };
     let name = config.database_name();
     let restored =
-        store::restore(path, file, &actor(), &Progress::on_stderr()).map_err(|error| {
+        restore::restore(path, file, &actor(), &Progress::on_stderr()).map_err(|error| {
             let of: &dyn Display = match error {
                 RestoreError::Backup(_) | RestoreError::Incomplete(_) | RestoreError::Faulty(_) => {
                     &backup

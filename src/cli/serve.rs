@@ -14,17 +14,20 @@ use super::sockets::{format_address, sockets};
 use super::{CliError, failed, open_with};
 use crate::api::grounding::Grounding;
 use crate::api::refusals::Refusals;
+use crate::audit::Actor;
 use crate::background::{self, Background, Readiness};
 use crate::checks;
 use crate::config::{Config, GroundingMode, RuntimeConfig, SearchConfig, TlsFiles};
 use crate::console::{Console, MonitoringEndpoints};
+use crate::database::{Access, DatabaseError, DatabaseLocation, LockError};
 use crate::dispatch::Dispatcher;
+use crate::ledger::ServeLock;
 use crate::listener::{Acceptor, Address, Limits, Listener, Snapshot};
 use crate::logging;
 use crate::metrics::Metrics;
 use crate::pipeline::Pipeline;
 use crate::runtime::Runtimes;
-use crate::store::{Access, Actor, DatabaseError, DatabaseLocation, LockError, ServeLock, Store};
+use crate::store::Store;
 use crate::supervisor::{Notify, Supervisor, Watched};
 use crate::text::count;
 use crate::when;
@@ -78,7 +81,7 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
         .iter()
         .map(|address| format_address(address, scheme))
         .collect();
-    store.join(&config.gateway, &urls.join(" "))?;
+    store.ledger.join(&config.gateway, &urls.join(" "))?;
     let store = Arc::new(store);
     let readiness = Arc::new(Readiness::new(&store));
     let notify =
@@ -321,7 +324,7 @@ fn reload(file: Option<&Path>, running: &Config, acceptor: Option<&Acceptor>, st
         log::warn!("{waiting}");
         details = format!("{details}; {waiting}");
     }
-    if let Err(error) = store.note_reload(&Actor::signal("SIGHUP"), &details) {
+    if let Err(error) = store.audit.note_reload(&Actor::signal("SIGHUP"), &details) {
         log::error!("the reload could not be recorded in the audit: {error}");
     }
 }

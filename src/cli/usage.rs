@@ -10,11 +10,12 @@ use super::{
     CliError, expecting, keys, open_store, parse_when, print, print_json, text_table, verify,
 };
 use crate::config::Config;
-use crate::store::{
-    DatabaseError, Filter, Grouping, LedgerRow, Matching, Range, RollupRow, RowFilter, SecretUse,
-    Span, Store, Sums,
-};
+use crate::database::DatabaseError;
+use crate::keys::SecretUse;
+use crate::ledger::{Filter, Grouping, LedgerRow, Matching, RollupRow, RowFilter, Span, Sums};
+use crate::store::Store;
 use crate::text::{cells, count, csv_line, grouped};
+use crate::when::Range;
 use crate::when::{self, When};
 
 /// Show the requests and tokens of the ledger
@@ -179,7 +180,7 @@ impl Selection {
 
     /// The range without open ends, to be called after the figures are read, so that it covers all of them.
     fn period(&self) -> Result<Range, DatabaseError> {
-        self.store.bounded(self.range, when::now())
+        self.store.ledger.bounded(self.range, when::now())
     }
 
     /// The first line of a text.
@@ -201,6 +202,7 @@ fn report(options: Requests, by: &[Grouping], config: &Config) -> Result<(), Cli
     let selection = Selection::open(&options, config)?;
     let mut rows = selection
         .store
+        .ledger
         .grouped(selection.range, selection.filter(), by)?;
     let Range { since, until } = selection.period()?;
     let mut sums = Sums::default();
@@ -304,9 +306,11 @@ fn newest_rows(selection: &Selection, limit: usize) -> Result<(Vec<LedgerRow>, b
     let (mut rows, mut before) = (Vec::new(), None);
     // One more than the limit shows that there are more. A search for a gateway ends after some rows, found or not.
     while rows.len() <= limit {
-        let listing = selection
-            .store
-            .newest(&filter, before.as_deref(), limit + 1 - rows.len())?;
+        let listing =
+            selection
+                .store
+                .ledger
+                .newest(&filter, before.as_deref(), limit + 1 - rows.len())?;
         rows.extend(listing.rows);
         before = listing.next;
         if before.is_none() {
@@ -349,6 +353,7 @@ fn tell_removed(selection: &Selection, listed: i64) -> Result<(), CliError> {
     let take = |row: RollupRow| requests += row.sums.requests;
     match selection
         .store
+        .ledger
         .figures(Span::Day, selection.range, selection.filter(), take)
     {
         Ok(()) if requests <= listed => return Ok(()),
@@ -365,7 +370,13 @@ fn tell_removed(selection: &Selection, listed: i64) -> Result<(), CliError> {
 
 /// Refuses a misspelt name, which would have no requests. The chain of a moved ledger has an empty name.
 fn find_gateway(store: &Store, name: &str) -> Result<String, CliError> {
-    match name.is_empty() || store.gateways()?.iter().any(|gateway| gateway.name == name) {
+    match name.is_empty()
+        || store
+            .ledger
+            .gateways()?
+            .iter()
+            .any(|gateway| gateway.name == name)
+    {
         true => Ok(name.into()),
         false => Err(CliError::Failed(format!(
             "there is no gateway {name:?}. List the gateways: adriaticum usage --by gateway"
@@ -385,7 +396,7 @@ fn json_lines(rows: &[impl Serialize]) -> String {
 }
 
 fn show(id: &str, json: bool, config: &Config) -> Result<(), CliError> {
-    let row = open_store(config)?.find_row(id)?.ok_or_else(|| {
+    let row = open_store(config)?.ledger.find_row(id)?.ok_or_else(|| {
         CliError::Failed(format!(
             "there is no row for {id:?}. A request without a valid key has none, and retention removes old rows."
         ))

@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use super::{CliError, expecting, open_store, print, print_json};
 use crate::config::Config;
+use crate::ledger::{ChainHead, Fault, HeadStatus, Verification};
 use crate::progress::Progress;
-use crate::store::{ChainHead, Fault, HeadStatus, Verification};
 use crate::text::count;
 use crate::when;
 
@@ -27,8 +27,8 @@ pub(super) fn run(
     config: &Config,
 ) -> Result<(), CliError> {
     let store = open_store(config)?;
-    let found = store.verify_with(&Progress::on_stderr())?;
-    let find = |head| store.find_head(&head).map(|status| (status, head));
+    let found = store.ledger.verify_with(&Progress::on_stderr())?;
+    let find = |head| store.ledger.find_head(&head).map(|status| (status, head));
     let through = through.map(find).transpose()?;
     let failure = failure(&found, through.as_ref());
     if json {

@@ -7,9 +7,9 @@ use rustix::system::uname;
 
 use super::raw_setting::{Problem, RawSetting};
 use super::settings::Settings;
+use crate::database::DatabaseLocation;
 use crate::files;
 use crate::secret::Secret;
-use crate::store::DatabaseLocation;
 
 pub(super) fn read(settings: &mut Settings) -> (DatabaseLocation, Option<PathBuf>) {
     let (mut database, in_file) = settings.value("database", |written| {

@@ -21,8 +21,8 @@ pub use search::{GroundingMode, SearchBackend, SearchConfig};
 pub use settings::ConfigError;
 use settings::{Environment, Settings};
 
+use crate::database::DatabaseLocation;
 use crate::listener::{Address, Proxies};
-use crate::store::DatabaseLocation;
 
 /// The file that is read if none is named.
 const DEFAULT_FILE: &str = "/etc/adriaticum/adriaticum.toml";

@@ -8,7 +8,7 @@ use regex_lite::Regex;
 use super::raw_setting::{Problem, RawSetting};
 use super::runtime::base_address;
 use super::settings::Settings;
-use crate::store::DatabaseLocation;
+use crate::database::DatabaseLocation;
 
 #[derive(Clone, Debug)]
 pub struct SearchConfig {

@@ -2,8 +2,9 @@
 
 use time::{Date, Month, OffsetDateTime};
 
-use crate::store::{Range, Span};
+use crate::ledger::Span;
 use crate::when;
+use crate::when::Range;
 
 pub const HOUR: i64 = 3600;
 pub const DAY: i64 = 86_400;

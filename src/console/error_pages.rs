@@ -7,9 +7,9 @@ use maud::html;
 use super::PageError;
 use super::layout::{copy_box, operator_page, plain_page};
 use super::page_request::Operator;
+use crate::database::DatabaseError;
 use crate::http::Response;
 use crate::logging;
-use crate::store::DatabaseError;
 
 /// A page that requests an address again, now from within this site.
 pub fn reload_from_here(address: &str) -> Response {

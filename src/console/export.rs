@@ -7,11 +7,14 @@ use std::time::Duration;
 use super::page_request::Operator;
 use super::usage_view::UsageView;
 use super::{PageError, PageResult, layout};
+use crate::database::DatabaseError;
 use crate::http::Response;
 use crate::http::response::{Broken, Pieces};
-use crate::store::{DatabaseError, LedgerRow, Range, RowFilter, Span, Store, Sums};
+use crate::ledger::{LedgerRow, RowFilter, Span, Sums};
+use crate::store::Store;
 use crate::text::{cells, csv_line};
 use crate::when;
+use crate::when::Range;
 
 const ROWS_PER_PIECE: usize = 500;
 
@@ -57,7 +60,7 @@ pub fn rows(operator: &Operator, is_json: bool) -> PageResult {
         ),
     };
     let store = &operator.console.store;
-    let view = UsageView::of(operator)?.with_key(store, &store.list_keys()?)?;
+    let view = UsageView::of(operator)?.with_key(store, &store.keys.list()?)?;
     let pieces = row_pieces(Arc::clone(store), view.row_filter(), is_json);
     start(
         operator,
@@ -76,6 +79,7 @@ fn row_pieces(store: Arc<Store>, filter: RowFilter, is_json: bool) -> impl FnMut
             return Ok(None);
         }
         let listing = store
+            .ledger
             .oldest(&filter, after.as_deref(), ROWS_PER_PIECE)
             .map_err(|error| {
                 log::error!("console, export: {error}");
@@ -104,10 +108,10 @@ fn row_pieces(store: Arc<Store>, filter: RowFilter, is_json: bool) -> impl FnMut
 /// The totals by key and day, for billing. A piece is a day, so that the memory does not grow with the range.
 pub fn totals(operator: &Operator) -> PageResult {
     let console = operator.console;
-    let keys = console.store.list_keys()?;
+    let keys = console.store.keys.list()?;
     let view = UsageView::of(operator)?.with_key(&console.store, &keys)?;
     // Before the first piece: a download that has begun can't be refused.
-    console.store.check_rows_of(view.range)?;
+    console.store.ledger.check_rows_of(view.range)?;
     let heading = BYTE_ORDER_MARK.to_owned() + &csv_line(&TOTALS_COLUMNS.map(String::from));
     let names = keys.into_iter().map(|key| (key.id, key.name)).collect();
     let (store, asked) = (Arc::clone(&console.store), view.clone());
@@ -136,7 +140,7 @@ fn day_lines(
     day: Range,
 ) -> Result<String, DatabaseError> {
     let mut by_key: BTreeMap<String, Sums> = BTreeMap::new();
-    store.figures(Span::Day, day, view.filter(), |row| {
+    store.ledger.figures(Span::Day, day, view.filter(), |row| {
         if view
             .matching()
             .includes(row.status, row.error_code.as_deref())
@@ -203,8 +207,8 @@ fn start(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ledger::{Matching, SEARCHED_ROWS};
     use crate::store::tests::Temporary;
-    use crate::store::{Matching, SEARCHED_ROWS};
 
     /// An export of few rows among many held one of the console's two threads until it found the first.
     #[test]

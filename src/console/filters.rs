@@ -6,8 +6,10 @@ use super::html_table::{choices, folded, hidden_fields};
 use super::usage_view::{CHOICES, CODES, UsageView};
 use super::{format, key_list};
 use crate::error::FailureCause;
-use crate::store::{Gateway, Key, Range};
+use crate::keys::Key;
+use crate::ledger::Gateway;
 use crate::text::count;
+use crate::when::Range;
 
 /// The most keys that are offered in a list. If there are more, the field is a search: a longer list makes the page exceed 60 KB.
 const KEYS_OFFERED: usize = 40;

@@ -4,7 +4,7 @@ use maud::{Markup, html};
 
 use super::form::Form;
 use super::page_request::PageRequest;
-use crate::store::{
+use crate::keys::{
     Budget, BudgetPeriod, CONCURRENT_TAKES, Key, KeyName, Permission, parse_concurrent,
 };
 use crate::when::{self, When};

@@ -9,11 +9,12 @@ use super::form::{Form, link};
 use super::html_table::{Pages, SortColumn, SortOrder, cards, choices, folded, hidden_fields};
 use super::page_request::Operator;
 use super::{PageResult, format, layout};
-use crate::store::{
-    Budget, DatabaseError, Filter, Key, KeyBudget, KeyState, Permission, Range, Span, Store, Sums,
-    time_left,
-};
+use crate::database::DatabaseError;
+use crate::keys::{Budget, Key, KeyBudget, KeyState, Permission, time_left};
+use crate::ledger::{Filter, Span, Sums};
+use crate::store::Store;
 use crate::text::grouped;
+use crate::when::Range;
 
 /// The days over which requests are counted: today and the days before it.
 const COUNTED_DAYS: i64 = 30;
@@ -199,7 +200,7 @@ pub fn recent_sums(
         until,
     };
     let mut figures: HashMap<String, Sums> = HashMap::new();
-    store.figures(Span::Day, range, filter, |row| {
+    store.ledger.figures(Span::Day, range, filter, |row| {
         figures.entry(row.key_id).or_default().add(&row.sums);
     })?;
     Ok(figures)
@@ -209,7 +210,7 @@ pub fn page(operator: &Operator) -> PageResult {
     let Operator {
         console, request, ..
     } = *operator;
-    let keys = console.store.list_keys()?;
+    let keys = console.store.keys.list()?;
     let mut view = KeyListView::read(&request.query);
     let named = |what: &str| {
         keys.iter()

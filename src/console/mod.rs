@@ -22,6 +22,7 @@ mod page_request;
 pub mod password;
 mod request_details;
 mod request_list;
+pub mod sessions;
 mod sign_in;
 mod status;
 mod throttle;
@@ -38,10 +39,13 @@ use std::time::{Duration, Instant};
 
 use crate::api::key;
 use crate::config::Config;
+use crate::console::sessions::TokenKind;
+use crate::database::DatabaseError;
 use crate::http::{ClientInfo, Request, RequestHead, Response};
+use crate::ledger::Gateway;
 use crate::listener::{Lane, Ticket};
 use crate::logging;
-use crate::store::{DatabaseError, Gateway, Store, TokenKind};
+use crate::store::Store;
 use crate::when;
 
 use self::check_runner::CheckRunner;
@@ -140,10 +144,8 @@ impl Console {
             }
             self.sign_in.look_up_browser(&self.store, request);
             let session = page_request::presented(request.client, &request.head, SESSION)?;
-            let is_valid = self
-                .store
-                .has_token(&session, TokenKind::Session, when::now())
-                .ok()?;
+            let is_valid =
+                sessions::has_token(&self.store, &session, TokenKind::Session, when::now()).ok()?;
             is_valid.then(|| hex::encode(session.0))
         };
         let name = panic::catch_unwind(AssertUnwindSafe(find)).ok()??;
@@ -155,7 +157,7 @@ impl Console {
         if self.config.database.file().is_some() {
             Ok(Vec::new())
         } else {
-            self.store.gateways()
+            self.store.ledger.gateways()
         }
     }
 
@@ -176,7 +178,7 @@ impl Console {
 
     fn page(&self, http: &Request) -> PageResult {
         let request = PageRequest::read(http)?;
-        let Some(password) = self.store.console_password()? else {
+        let Some(password) = sessions::password(&self.store)? else {
             let command = self.config.password_command(http.client.is_local());
             return Ok(error_pages::no_password(&command));
         };

@@ -2,10 +2,13 @@
 
 use super::form::{Form, link};
 use super::key_form::KeyForm;
+use super::sessions;
 use super::{Console, PageError};
+use crate::audit::Actor;
+use crate::console::sessions::TokenKind;
 use crate::http::{ClientInfo, Request, RequestHead};
 use crate::secret::{SecretDigest, contains_secret};
-use crate::store::{Actor, Store, TokenKind};
+use crate::store::Store;
 use crate::when;
 
 /// The most bytes of a form: names and passwords are short.
@@ -184,7 +187,12 @@ impl<'a> PageRequest<'a> {
         let Some(cookie) = self.cookie(SESSION) else {
             return Ok(None);
         };
-        let is_valid = store.has_token(&SecretDigest::of(cookie), TokenKind::Session, self.now)?;
+        let is_valid = sessions::has_token(
+            &store,
+            &SecretDigest::of(cookie),
+            TokenKind::Session,
+            self.now,
+        )?;
         Ok(is_valid.then_some(cookie))
     }
 

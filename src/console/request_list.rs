@@ -8,7 +8,7 @@ use super::page_request::Operator;
 use super::usage_view::UsageView;
 use super::{PageResult, filters, format, layout, request_details};
 use crate::id::RequestId;
-use crate::store::{LedgerRow, Listing};
+use crate::ledger::{LedgerRow, Listing};
 use crate::text::grouped;
 
 const ROWS_PER_PAGE: usize = 50;
@@ -30,7 +30,7 @@ pub fn page(operator: &Operator) -> PageResult {
     let Operator {
         console, request, ..
     } = *operator;
-    let keys = console.store.list_keys()?;
+    let keys = console.store.keys.list()?;
     let view = UsageView::of(operator)?.with_key(&console.store, &keys)?;
     let gateways = console.shared_gateways()?;
     let id = |name| Some(request.query.get(name)).filter(|id| request_details::is_id(id));
@@ -40,12 +40,14 @@ pub fn page(operator: &Operator) -> PageResult {
             let mut listing =
                 console
                     .store
+                    .ledger
                     .oldest(&view.row_filter(), Some(after), ROWS_PER_PAGE)?;
             listing.rows.reverse();
             listing
         }
         None => console
             .store
+            .ledger
             .newest(&view.row_filter(), before, ROWS_PER_PAGE)?,
     };
     let is_cut = listing.searched_to.is_some();

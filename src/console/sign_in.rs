@@ -7,15 +7,18 @@ use maud::{Markup, html};
 
 use super::form::link;
 use super::page_request::{BROWSER, Operator, PageRequest, SESSION, VISITOR, presented};
+use super::sessions;
 use super::throttle::{SignInSource, SignInThrottle};
 use super::{Console, PageResult, error_pages, layout, password};
+use crate::console::sessions::{PasswordHash, TokenKind};
+use crate::database::DatabaseError;
 use crate::error::FailureCause;
 use crate::http::{ClientInfo, Request, RequestHead, Response};
 use crate::listener::Ticket;
 use crate::logging;
 use crate::mutex::lock;
 use crate::secret::{SecretDigest, secret_hex};
-use crate::store::{DatabaseError, PasswordHash, Store, TokenKind};
+use crate::store::Store;
 use crate::text::count;
 use crate::when;
 
@@ -74,7 +77,7 @@ impl SignIn {
     }
 
     fn read_browsers(&self, store: &Store, now: i64) -> Result<(), DatabaseError> {
-        let browsers = store.known_browsers(now)?;
+        let browsers = sessions::known_browsers(&store, now)?;
         *self.browsers() = browsers;
         Ok(())
     }
@@ -122,6 +125,7 @@ impl SignIn {
             throttle().failed(source, Instant::now());
             console
                 .store
+                .audit
                 .note_failed_sign_in(request.http.client.peer, request.now);
             if logging::allow_stranger(FailureCause::SignIn, request.http.client.peer) {
                 log::warn!("console: sign-in failed, client={}", request.client());
@@ -138,10 +142,7 @@ impl SignIn {
             (SecretDigest::of(&session), TokenKind::Session, SESSION_TIME),
             (SecretDigest::of(&browser), TokenKind::Browser, BROWSER_TIME),
         ];
-        if !console
-            .store
-            .sign_in(tokens, request.now, kept, &request.actor())?
-        {
+        if !sessions::sign_in(&console.store, tokens, request.now, kept, &request.actor())? {
             // The password was changed meanwhile.
             return wrong();
         }
@@ -201,10 +202,7 @@ pub fn form(console: &Console, request: &PageRequest, refused: Option<(u16, Mark
 }
 
 pub fn sign_out(operator: &Operator) -> PageResult {
-    operator
-        .console
-        .store
-        .remove_token(SecretDigest::of(operator.session))?;
+    sessions::remove_token(&operator.console.store, SecretDigest::of(operator.session))?;
     Ok(
         layout::redirect("/sign-in")
             .with("set-cookie", operator.request.set_cookie(SESSION, "", 0)),

@@ -12,8 +12,9 @@ use super::verdict::{self, PartState};
 use super::{Console, PageResult, format};
 use crate::checks::Verdict;
 use crate::config::GroundingMode;
+use crate::database::DatabaseError;
+use crate::ledger::Gateway;
 use crate::listener::{Cause, Level};
-use crate::store::{DatabaseError, Gateway};
 use crate::text::{count, grouped};
 use crate::when;
 
@@ -118,7 +119,7 @@ fn facts(console: &Console) -> Markup {
     let load = console.monitoring.load.snapshot();
     let [buffered, buffer_limit] = [load.buffered_bytes.now, load.buffered_bytes.most]
         .map(|bytes| bytes as f64 / 1024.0 / 1024.0);
-    let wal = console.store.wal_figures();
+    let wal = console.store.database.wal_figures();
     let file = console.config.database.file();
     let size = file
         .and_then(|file| file.metadata().ok())
@@ -195,7 +196,7 @@ fn queue_by_key(console: &Console) -> Result<Markup, DatabaseError> {
     if lanes.is_empty() {
         return Ok(html! {});
     }
-    let keys = console.store.list_keys()?;
+    let keys = console.store.keys.list()?;
     lanes.sort_by_key(|lane| Reverse((lane.waiting, lane.running, lane.shed)));
     let rows = lanes.iter().map(|lane| {
         let name = keys

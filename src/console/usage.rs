@@ -8,14 +8,15 @@ use super::page_request::Operator;
 use super::usage_report::{UsageReport, percentile};
 use super::usage_view::UsageView;
 use super::{PageResult, chart, filters, format, layout, usage_by_key, usage_charts};
-use crate::store::{Key, Sums};
+use crate::keys::Key;
+use crate::ledger::Sums;
 use crate::text::{count, grouped};
 
 pub fn page(operator: &Operator) -> PageResult {
     let Operator {
         console, request, ..
     } = *operator;
-    let keys = console.store.list_keys()?;
+    let keys = console.store.keys.list()?;
     let view = UsageView::of(operator)?
         .without_row_filters()
         .with_key(&console.store, &keys)?

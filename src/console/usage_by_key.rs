@@ -127,7 +127,7 @@ fn table(view: &UsageView, report: &UsageReport, pages: &Pages) -> Markup {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Sums;
+    use crate::ledger::Sums;
 
     fn key(name: &str, requests: i64, succeeded: i64, total_tokens: i64) -> KeyUsage {
         let sums = Sums {

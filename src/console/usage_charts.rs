@@ -8,8 +8,9 @@ use super::bar_interval::{BarInterval, DAY, HOUR};
 use super::chart::{Axis, Chart, Series};
 use super::usage_report::{ResultKind, UsageReport, span};
 use super::usage_view::UsageView;
-use crate::store::{Range, Span};
+use crate::ledger::Span;
 use crate::text::{count, grouped};
+use crate::when::Range;
 
 type Format = &'static [BorrowedFormatItem<'static>];
 
@@ -196,7 +197,7 @@ mod tests {
     use super::*;
     use crate::console::usage_report::Bar;
     use crate::console::usage_view::tests::{NOW, view};
-    use crate::store::Sums;
+    use crate::ledger::Sums;
 
     fn axis_of(query: &str) -> Axis {
         let view = view(query);

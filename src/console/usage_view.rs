@@ -7,7 +7,11 @@ use super::html_table::SortOrder;
 use super::key_list;
 use super::page_request::Operator;
 use super::usage_by_key::{COLUMNS, DEFAULT_ORDER};
-use crate::store::{DatabaseError, Filter, Key, Matching, Range, RowFilter, SecretUse, Store};
+use crate::database::DatabaseError;
+use crate::keys::{Key, SecretUse};
+use crate::ledger::{Filter, Matching, RowFilter};
+use crate::store::Store;
+use crate::when::Range;
 use crate::when::{self, When};
 
 /// The ranges that are offered beside two times.
@@ -70,7 +74,7 @@ impl UsageView {
             console, request, ..
         } = *operator;
         let mut view = Self::read(&request.query, request.now).map_err(PageError::Range)?;
-        view.range = console.store.bounded(view.range, request.now)?;
+        view.range = console.store.ledger.bounded(view.range, request.now)?;
         if view.choice == "all" {
             view.range.until = next(DAY, view.range.until - 1);
         }
@@ -152,7 +156,7 @@ impl UsageView {
 
     /// This view with a range whose figures are kept.
     pub fn answerable(self, store: &Store) -> Result<Self, DatabaseError> {
-        let range = store.answerable(self.range)?;
+        let range = store.ledger.answerable(self.range)?;
         Ok(if range == self.range {
             self
         } else {
@@ -275,7 +279,7 @@ impl UsageView {
         let is_part = |key: &&Key| key_list::is_match(key, &self.key_text);
         let mut found: Vec<Key> = keys.iter().filter(is_marked).cloned().collect();
         if found.is_empty() {
-            found = store.resolve_key(&self.key_text, SecretUse::Refused)?;
+            found = store.keys.resolve(&self.key_text, SecretUse::Refused)?;
         }
         if found.is_empty() {
             found = keys.iter().filter(is_part).cloned().collect();

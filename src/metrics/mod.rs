@@ -12,9 +12,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use self::exposition::MetricsText;
 use self::histogram::Histogram;
 use crate::error::ApiError;
+use crate::keys::{Key, KeyBudget};
+use crate::ledger::{Searched, Tokens};
 use crate::listener::{Cause, Snapshot};
 use crate::runtime::RuntimeStatus;
-use crate::store::{Key, KeyBudget, Searched, Tokens};
 
 /// The reasons for asking Search, in the ledger's terms.
 const SEARCH_REASONS: [&str; 3] = ["always", "match", "model"];
@@ -400,8 +401,8 @@ fn measured(figure: Option<i64>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::keys::{Budget, BudgetPeriod};
     use crate::listener::Level;
-    use crate::store::{Budget, BudgetPeriod};
 
     const LEDGER: LedgerGauges = LedgerGauges {
         is_available: true,

@@ -13,13 +13,15 @@ use crate::api::grounding::Grounding;
 use crate::api::refusals::Refusals;
 use crate::api::{inference, key, reply, steps, validation};
 use crate::config::Compatibility;
+use crate::database::DatabaseError;
 use crate::error::{Failure, FailureCause};
 use crate::http::{Request, RequestHead, Response};
+use crate::keys::Key;
 use crate::listener::{Lane, PendingRequest, RunningCall};
 use crate::metrics::Metrics;
 use crate::runtime::{Chat, Generated, Runtimes};
 use crate::secret::SecretDigest;
-use crate::store::{DatabaseError, Key, Store};
+use crate::store::Store;
 use crate::when;
 
 /// Everything that the steps use.
@@ -46,6 +48,7 @@ impl Pipeline {
     /// Returns the failure that every request would get now, if it is known.
     pub fn outage(&self) -> Option<Failure> {
         self.store
+            .ledger
             .outage()
             .map(|error| steps::ledger_unavailable(&error))
     }
@@ -71,7 +74,8 @@ impl Pipeline {
         let now = when::now();
         let keys = self
             .store
-            .find_keys(ids)
+            .keys
+            .find_all(ids)
             .ok()?
             .into_iter()
             .filter(|key| key.is_valid(now));
@@ -184,7 +188,7 @@ impl Pipeline {
             return result;
         }
         let row = record.row(result.as_ref().map(drop));
-        let Err(error) = timed(&mut record.ledger, || self.store.append(row)) else {
+        let Err(error) = timed(&mut record.ledger, || self.store.ledger.append(row)) else {
             return result;
         };
         Err(match (result, error) {
@@ -212,7 +216,7 @@ impl Pipeline {
             self.metrics.unrecorded.add(1);
             return false;
         }
-        !record.has_no_row && (record.spent.time.is_some() || self.store.outage().is_none())
+        !record.has_no_row && (record.spent.time.is_some() || self.store.ledger.outage().is_none())
     }
 }
 

@@ -6,12 +6,14 @@ use std::time::{Duration, Instant, SystemTime};
 
 use log::Level;
 
+use crate::database::DatabaseError;
 use crate::error::{ApiError, Failure};
 use crate::id::RequestId;
+use crate::keys::Key;
+use crate::ledger::{LedgerRow, Searched};
 use crate::logging;
 use crate::metrics::Times;
 use crate::runtime::{Generated, Spent};
-use crate::store::{DatabaseError, Key, LedgerRow, Searched};
 use crate::when::milliseconds;
 
 pub(super) struct Record {

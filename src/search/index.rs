@@ -14,9 +14,9 @@ use super::documents::{Candidate, DocumentText};
 use super::{Passage, Search, SearchError, query, ranking};
 use crate::client::Cancellation;
 use crate::config::SearchConfig;
+use crate::database::sqlite::read_only_file::ReadOnlyFile;
 use crate::error::FailureCause;
 use crate::files;
-use crate::read_only_file::ReadOnlyFile;
 use crate::semaphore::Semaphore;
 
 const SCHEMA: &str = include_str!("index.sql");

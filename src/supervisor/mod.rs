@@ -216,7 +216,7 @@ impl SupervisorThread {
             Some("the event loop does not answer")
         } else if pulse.workers_stuck(*longest_work) {
             Some("every worker has been busy with one request for longer than a request may take")
-        } else if store.is_stuck() {
+        } else if store.database.is_stuck() {
             Some("a write to the ledger hangs")
         } else {
             None

@@ -12,12 +12,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use adriaticum::database::{Access, DatabaseLocation};
 use adriaticum::error::Failure;
 use adriaticum::http::{self, RequestHead, Response};
 use adriaticum::listener::{
     Admission, Lane, Limits, PendingRequest, RequestIdentity, RunningCall, Service,
 };
-use adriaticum::store::{Access, DatabaseLocation, Store};
+use adriaticum::store::Store;
 use adriaticum::supervisor::{Notify, Supervisor, Watched};
 use rustix::process::Signal;
 

@@ -13,9 +13,9 @@ pub use quoted::Quoted;
 use self::decision::SearchDecision;
 use crate::config::{GroundingMode, SearchConfig};
 use crate::error::{ApiError, Failure};
+use crate::ledger::Searched;
 use crate::runtime::{Chat, Role, Runtimes, Spent};
 use crate::search::{self, Search};
-use crate::store::Searched;
 use crate::when::milliseconds;
 
 /// Everything that grounding uses. There is none if grounding is off.

@@ -1,0 +1,148 @@
+//! Values, rows and errors as the protocol has them.
+
+use std::fmt;
+use std::io;
+
+use bytes::BytesMut;
+use fallible_iterator::FallibleIterator;
+use postgres_protocol::message::backend::{DataRowBody, ErrorFields};
+use postgres_protocol::{IsNull, Oid};
+
+use crate::database::value::{Row, SqlValue};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum SqlError {
+    /// Nothing was sent, so it was certainly not done.
+    NotSent(String),
+    /// It was sent and no final answer came: it may have been done. The connection can't be used any more.
+    Unknown(String),
+    /// The server refused it, so it was certainly not done.
+    Refused { state: String, message: String },
+}
+
+impl SqlError {
+    /// The SQLSTATE; empty if it is not the server's.
+    pub fn state(&self) -> &str {
+        match self {
+            Self::Refused { state, .. } => state,
+            _ => "",
+        }
+    }
+
+    /// Returns whether this host is the cause: it shuts down, only reads, or has lost the session's statements.
+    pub fn is_of_host(&self) -> bool {
+        let state = self.state();
+        state.starts_with("08")
+            || state.starts_with("57P")
+            || matches!(state, "25006" | "26000" | "53300")
+    }
+}
+
+impl fmt::Display for SqlError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotSent(cause) | Self::Unknown(cause) => f.write_str(cause),
+            Self::Refused { state, message } => write!(f, "{message} (SQLSTATE {state})"),
+        }
+    }
+}
+
+/// The type that a parameter is sent as. The server infers the type of a null.
+pub(super) fn type_of(value: &SqlValue) -> Oid {
+    match value {
+        SqlValue::Null => 0,
+        SqlValue::Int(_) => INT8,
+        SqlValue::Real(_) => FLOAT8,
+        SqlValue::Text(_) => TEXT,
+        SqlValue::Blob(_) => BYTEA,
+    }
+}
+
+const BOOL: Oid = 16;
+const BYTEA: Oid = 17;
+const INT8: Oid = 20;
+const INT4: Oid = 23;
+const TEXT: Oid = 25;
+const FLOAT8: Oid = 701;
+
+/// Numbers are sent as text, which any numeric type accepts: a statement may have been prepared with a null in their place.
+pub(super) fn write_value(value: &SqlValue, out: &mut BytesMut) -> IsNull {
+    match value {
+        SqlValue::Null => return IsNull::Yes,
+        SqlValue::Int(number) => out.extend_from_slice(number.to_string().as_bytes()),
+        SqlValue::Real(number) => out.extend_from_slice(format!("{number:?}").as_bytes()),
+        SqlValue::Text(text) => out.extend_from_slice(text.as_bytes()),
+        SqlValue::Blob(bytes) => out.extend_from_slice(bytes),
+    }
+    IsNull::No
+}
+
+pub(super) fn read_row(body: &DataRowBody, columns: &[Oid]) -> io::Result<Row> {
+    let mut oids = columns.iter();
+    let read = |range: Option<std::ops::Range<usize>>| match (range, oids.next()) {
+        (Some(range), Some(&oid)) => read_value(oid, &body.buffer()[range]),
+        _ => Ok(SqlValue::Null),
+    };
+    body.ranges().map(read).collect().map(Row::new)
+}
+
+/// Reads a column in the binary format.
+fn read_value(oid: Oid, bytes: &[u8]) -> io::Result<SqlValue> {
+    let value = match oid {
+        INT8 => bytes
+            .try_into()
+            .ok()
+            .map(|bytes| SqlValue::Int(i64::from_be_bytes(bytes))),
+        INT4 => bytes
+            .try_into()
+            .ok()
+            .map(|bytes| SqlValue::Int(i32::from_be_bytes(bytes).into())),
+        BOOL => Some(SqlValue::Int((bytes == [1]).into())),
+        FLOAT8 => bytes
+            .try_into()
+            .ok()
+            .map(|bytes| SqlValue::Real(f64::from_be_bytes(bytes))),
+        TEXT => Some(SqlValue::Text(String::from_utf8_lossy(bytes).into_owned())),
+        BYTEA => Some(SqlValue::Blob(bytes.to_vec())),
+        _ => None,
+    };
+    value.ok_or_else(|| {
+        io::Error::other(format!(
+            "a column has the type {oid}, which is not read here"
+        ))
+    })
+}
+
+/// The fields of an error or a warning from the server.
+#[derive(Default)]
+pub(super) struct Fields {
+    pub severity: String,
+    pub state: String,
+    pub message: String,
+    /// The function in the server that reports it. The other texts may be translated.
+    pub routine: String,
+}
+
+impl Fields {
+    pub fn read(mut fields: ErrorFields<'_>) -> io::Result<Self> {
+        let mut found = Self::default();
+        while let Some(field) = fields.next()? {
+            let text = String::from_utf8_lossy(field.value_bytes()).into_owned();
+            match field.type_() {
+                b'V' => found.severity = text,
+                b'C' => found.state = text,
+                b'M' => found.message = text,
+                b'R' => found.routine = text,
+                _ => {}
+            }
+        }
+        Ok(found)
+    }
+
+    pub fn refusal(self) -> SqlError {
+        SqlError::Refused {
+            state: self.state,
+            message: self.message,
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! A session runs statements, in a transaction or on one state of the database.
+
+use super::error::{DatabaseError, Result};
+use super::postgres::session::PgSession;
+use super::sqlite::session::SqliteSession;
+use super::statement::{BoundStatement, EachRow};
+use super::value::{FromValue, Row, SqlValue};
+
+pub enum Session<'a> {
+    Sqlite(SqliteSession<'a>),
+    Postgres(&'a PgSession),
+}
+
+impl Session<'_> {
+    /// Runs statements one after the other, on PostgreSQL in one round trip. Calls `each` with the
+    /// number of the statement and every row of it, until that returns an error. Returns how many
+    /// rows each statement changed.
+    pub fn run(&self, statements: &[BoundStatement], each: EachRow) -> Result<Vec<usize>> {
+        match self {
+            Self::Sqlite(session) => session.run(statements, each),
+            Self::Postgres(session) => session.run(statements, each),
+        }
+    }
+
+    /// Returns how many rows were changed.
+    pub fn execute(&self, statement: &str, parameters: &[SqlValue]) -> Result<usize> {
+        Ok(self
+            .run(&[(statement, parameters)], &mut |_, _| Ok(()))?
+            .pop()
+            .unwrap_or(0))
+    }
+
+    /// Calls `each` with every row, until it returns an error.
+    pub fn query(
+        &self,
+        statement: &str,
+        parameters: &[SqlValue],
+        each: &mut dyn FnMut(Row) -> Result<()>,
+    ) -> Result<()> {
+        self.run(&[(statement, parameters)], &mut |_, row| each(row))
+            .map(drop)
+    }
+
+    pub fn rows<T>(
+        &self,
+        statement: &str,
+        parameters: &[SqlValue],
+        mut read: impl FnMut(Row) -> Result<T>,
+    ) -> Result<Vec<T>> {
+        let mut found = Vec::new();
+        self.query(statement, parameters, &mut |row| {
+            found.push(read(row)?);
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    /// The first row, or `None`.
+    pub fn first<T>(
+        &self,
+        statement: &str,
+        parameters: &[SqlValue],
+        read: impl FnMut(Row) -> Result<T>,
+    ) -> Result<Option<T>> {
+        Ok(self.rows(statement, parameters, read)?.into_iter().next())
+    }
+
+    /// The only value of a statement that always has one row.
+    pub fn value<T: FromValue>(&self, statement: &str, parameters: &[SqlValue]) -> Result<T> {
+        self.first(statement, parameters, |mut row| row.next())?
+            .ok_or(DatabaseError::NoRow)
+    }
+}

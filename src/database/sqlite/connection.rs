@@ -1,0 +1,173 @@
+//! Opens connections to a file, and what every one of them needs.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, OpenFlags};
+use rustix::fs::Access as FileAccess;
+
+use super::read_only_file::{ReadOnlyFile, check_usable};
+use crate::database::error::{DatabaseError, Result};
+use crate::files::with_suffix;
+use crate::progress::Progress;
+
+/// The time that a new connection waits for other processes.
+const START_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A connection's page cache in KiB: enough for the pages that a request reads and writes.
+const PAGE_CACHE: i64 = 128;
+
+/// The number of prepared statements that a connection keeps: more than there are on a request's path.
+const STATEMENTS: usize = 64;
+
+/// The unit in which the progress of a copy is shown.
+pub(super) const MEBIBYTE: u64 = 1_048_576;
+
+pub(super) fn is_missing(path: &Path) -> Result<bool> {
+    // Before the database's own: a process that creates one fills its WAL last.
+    let wal = with_suffix(
+        &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()),
+        "-wal",
+    );
+    let bytes = wal.metadata().map_or(0, |file| file.len());
+    // An empty file is what a start that was interrupted has left.
+    let is_missing = match path.metadata() {
+        Ok(file) => file.len() == 0,
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    };
+    // SQLite would delete the WAL.
+    if is_missing && bytes > 0 {
+        Err(DatabaseError::LostContent { wal, bytes })
+    } else {
+        Ok(is_missing)
+    }
+}
+
+pub(super) fn connect(path: &Path, mode: OpenFlags) -> Result<Connection> {
+    // One thread at a time uses a connection, so SQLite's own locks around it are not needed.
+    // The path has no links. NOFOLLOW is for one that is put there meanwhile.
+    let flags = mode | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+    set_up(Connection::open_with_flags(path, flags)?)
+}
+
+/// The flag to write is for the end: the last connection to close moves the WAL into the database and deletes it, which a
+/// read-only one can't. If the file can't be written, SQLite opens it to read.
+pub(super) fn connect_to_read(path: &Path) -> Result<(Connection, Option<ReadOnlyFile>)> {
+    match connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE) {
+        Err(DatabaseError::CannotOpen | DatabaseError::ReadOnly) => {
+            let read_only = ReadOnlyFile::new(path)?;
+            Ok((connect_without_locks(&read_only)?, Some(read_only)))
+        }
+        connection => Ok((connection?, None)),
+    }
+}
+
+pub(super) fn connect_without_locks(read_only: &ReadOnlyFile) -> Result<Connection> {
+    set_up(read_only.connect(OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW)?)
+}
+
+pub(super) fn set_up(connection: Connection) -> Result<Connection> {
+    connection.busy_timeout(START_TIMEOUT)?;
+    connection.pragma_update(None, "cache_size", -PAGE_CACHE)?;
+    // SQLite would ignore a failed fsync of a checkpoint that it runs by itself: see checkpoint.rs.
+    connection.pragma_update(None, "wal_autocheckpoint", 0)?;
+    connection.set_prepared_statement_cache_capacity(STATEMENTS);
+    // Otherwise a parameter with the value 1, as the first epoch of a gateway is, has its statement planned again whenever it
+    // is bound.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
+    Ok(connection)
+}
+
+/// Returns the path of a file that can be read, without links. SQLite would not say why it can't.
+pub(super) fn readable(path: &Path) -> Result<PathBuf> {
+    rustix::fs::access(path, FileAccess::READ_OK).map_err(io::Error::from)?;
+    if path.is_dir() {
+        return Err(io::Error::from(io::ErrorKind::IsADirectory).into());
+    }
+    Ok(crate::files::resolve(path)?)
+}
+
+/// Adds the file or the folder that is the reason why SQLite can't open or write a database: it does not say which.
+pub(super) fn name_cause(path: &Path, error: DatabaseError) -> DatabaseError {
+    if !matches!(error, DatabaseError::CannotOpen | DatabaseError::ReadOnly) {
+        return error;
+    }
+    let read_write = FileAccess::READ_OK | FileAccess::WRITE_OK;
+    let beside = ["-wal", "-shm"]
+        .map(|suffix| with_suffix(path, suffix))
+        .into_iter()
+        .filter(|file| file.exists());
+    let beside = beside.map(|file| check_usable(&file, read_write));
+    let folder = check_usable(crate::files::folder(path), read_write | FileAccess::EXEC_OK);
+    beside
+        .chain([folder])
+        .find_map(io::Result::err)
+        .map_or(error, DatabaseError::from)
+}
+
+pub(super) fn connect_to_write(path: &Path) -> Result<Connection> {
+    let connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+    if path.metadata().is_ok_and(|file| file.len() == 0) {
+        // Retention can then give space back to the file system.
+        connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
+    }
+    switch_journal(&connection, "WAL")?;
+    Ok(connection)
+}
+
+/// Switches to another kind of journal. SQLite's own timeout does not cover this: it fails at once if another process is
+/// writing, which happens when both create the database.
+pub(super) fn switch_journal(connection: &Connection, journal: &str) -> Result<()> {
+    let end = Instant::now() + START_TIMEOUT;
+    loop {
+        match connection
+            .pragma_update(None, "journal_mode", journal)
+            .map_err(DatabaseError::from)
+        {
+            Err(DatabaseError::Busy) if Instant::now() < end => {
+                thread::sleep(Duration::from_millis(5))
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Calls `each` every few milliseconds while a statement of the connection runs, with the number of steps of all of them so
+/// far.
+pub(super) fn while_running(
+    connection: &mut Connection,
+    mut each: impl FnMut(u64) + Send + 'static,
+) -> Result<()> {
+    const STEPS: u32 = 5_000;
+    let mut steps = 0;
+    let each = move || {
+        steps += u64::from(STEPS);
+        each(steps);
+        false
+    };
+    Ok(connection.progress_handler(STEPS as i32, Some(each))?)
+}
+
+/// Shows the time while a statement of the connection runs.
+pub(super) fn show_time(
+    connection: &mut Connection,
+    work: &'static str,
+    progress: &Progress,
+) -> Result<()> {
+    let progress = progress.clone();
+    progress.at(work, 0, 0, "");
+    while_running(connection, move |_| progress.at(work, 0, 0, ""))
+}
+
+pub(super) fn check_every_page(connection: &Connection) -> Result<()> {
+    let verdict: String = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
+    if verdict == "ok" {
+        Ok(())
+    } else {
+        Err(DatabaseError::Damaged(verdict))
+    }
+}

@@ -1,0 +1,36 @@
+//! The ledger: one row for every request with a valid key. A row, its place in the chain and its part of the sums are
+//! one transaction (append.rs), which it shares with the rows that wait at the same time (group_commit.rs).
+
+pub mod append;
+mod availability;
+mod chain;
+mod division;
+mod gateways;
+mod group_commit;
+mod grouping;
+pub mod listing;
+pub mod report;
+mod retention;
+mod rollup;
+mod row;
+mod schema;
+mod serve_lock;
+mod sums_check;
+mod sync;
+mod test_write;
+
+pub use append::Ledger;
+pub use chain::{ChainHead, Fault, HeadStatus, Verification, verify};
+pub use gateways::{CLOCK_SLACK, Gateway};
+pub use grouping::Grouping;
+pub use listing::{Listing, Matching, RowFilter, SEARCHED_ROWS};
+pub use report::{Filter, RollupRow, Sums, UsageRow};
+pub use retention::RetentionState;
+pub use rollup::Span;
+/// A query for the number of rows of a ledger, of any version.
+pub const ROWS: &str = "SELECT count(*) FROM usage";
+
+pub use row::{LedgerRow, Searched, Tokens};
+pub use schema::SCHEMA;
+pub use serve_lock::ServeLock;
+pub use sums_check::UnprovenSums;

@@ -1,0 +1,120 @@
+//! The rollup: sums of the rows by hour and by day. sums.rs reads it.
+
+use std::collections::BTreeMap;
+
+use super::row::{LedgerRow, Tokens};
+use crate::database::{SqlValue, Statement, values};
+use crate::when::DAY;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Span {
+    /// There are no sums of minutes: they are counted from the rows.
+    Minute,
+    Hour,
+    Day,
+}
+
+impl Span {
+    pub fn seconds(self) -> i64 {
+        match self {
+            Self::Minute => 60,
+            Self::Hour => 3600,
+            Self::Day => DAY,
+        }
+    }
+
+    /// The start of the span that contains a time.
+    pub(super) fn start(self, time: i64) -> i64 {
+        time.div_euclid(self.seconds())
+            .saturating_mul(self.seconds())
+    }
+}
+
+/// The columns of a place, and of its figures.
+pub(super) const PLACE: &str = "span, start, key_id, key_name, status, error_code, gateway";
+pub(super) const FIGURES: [&str; 5] = [
+    "requests",
+    "prompt_tokens",
+    "completion_tokens",
+    "total_tokens",
+    "unmeasured",
+];
+
+/// The place of rows and their figures, as columns for a query that is grouped by the place.
+pub(super) fn figures_of_rows(span: i64) -> String {
+    format!(
+        "{span}, created / {span} * {span}, key_id, key_name, coalesce(status, 0), coalesce(error_code, ''), gateway,
+         count(*), CAST(coalesce(sum(prompt_tokens), 0) AS BIGINT),
+         CAST(coalesce(sum(completion_tokens), 0) AS BIGINT), CAST(coalesce(sum(total_tokens), 0) AS BIGINT),
+         count(*) FILTER (WHERE status = 200 AND total_tokens IS NULL)"
+    )
+}
+
+/// A statement that makes the sums of some rows.
+pub(super) fn insert_from_rows(span: i64, condition: &str) -> String {
+    format!(
+        "INSERT INTO usage_rollup ({PLACE}, {}) SELECT {} FROM usage WHERE {condition} GROUP BY 1, 2, 3, 4, 5, 6, 7",
+        FIGURES.join(", "),
+        figures_of_rows(span)
+    )
+}
+
+/// Adds figures to those of a place. A runtime's figures are at most 1,000,000,000, so sums do not overflow.
+const UPSERT: &str =
+    "INSERT INTO usage_rollup (span, start, key_id, key_name, status, error_code, gateway, requests,
+    prompt_tokens, completion_tokens, total_tokens, unmeasured)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+    ON CONFLICT (span, start, key_id, key_name, status, error_code, gateway) DO UPDATE SET
+    requests = usage_rollup.requests + excluded.requests,
+    prompt_tokens = usage_rollup.prompt_tokens + excluded.prompt_tokens,
+    completion_tokens = usage_rollup.completion_tokens + excluded.completion_tokens,
+    total_tokens = usage_rollup.total_tokens + excluded.total_tokens,
+    unmeasured = usage_rollup.unmeasured + excluded.unmeasured";
+
+/// A place in the rollup: its length, its start, and what its rows have in common.
+type Place<'a> = (i64, i64, &'a str, &'a str, i64, &'a str, &'a str);
+
+/// Rows that are added to the sums together.
+#[derive(Default)]
+pub(super) struct Batch<'a>(BTreeMap<Place<'a>, [i64; 5]>);
+
+impl<'a> Batch<'a> {
+    pub fn add(&mut self, row: &'a LedgerRow) {
+        let Tokens {
+            prompt_tokens,
+            completion_tokens,
+            total_tokens,
+        } = row.tokens;
+        let is_unmeasured = row.status == Some(200) && total_tokens.is_none();
+        let [prompt, completion, total] =
+            [prompt_tokens, completion_tokens, total_tokens].map(Option::unwrap_or_default);
+        let figures = [1, prompt, completion, total, is_unmeasured.into()];
+        for span in [Span::Hour, Span::Day] {
+            let place = (
+                span.seconds(),
+                span.start(row.created),
+                row.key_id.as_str(),
+                row.key_name.as_str(),
+                row.status.unwrap_or(0),
+                row.error_code.as_deref().unwrap_or_default(),
+                row.gateway.as_str(),
+            );
+            let sums = self.0.entry(place).or_default();
+            sums.iter_mut()
+                .zip(figures)
+                .for_each(|(sum, figure)| *sum += figure);
+        }
+    }
+
+    pub fn upserts(self) -> impl Iterator<Item = Statement> {
+        self.0.into_iter().map(|(place, figures)| {
+            let (span, start, key_id, key_name, status, error_code, gateway) = place;
+            let place = values![span, start, key_id, key_name, status, error_code, gateway];
+            let parameters: Vec<SqlValue> = place
+                .into_iter()
+                .chain(figures.map(SqlValue::from))
+                .collect();
+            Statement::new(UPSERT, parameters)
+        })
+    }
+}

@@ -1,0 +1,572 @@
+//! Compares the sums with the rows, day by day and in both directions: the hours with the rows, and the days with their
+//! hours.
+//!
+//! Retention removes rows and leaves their sums. Such sums are larger than those of the rows that are left, and all of them
+//! together by as many requests as were removed: by the number at which the chain of the gateway now begins.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::chain::Fault;
+use super::rollup::{FIGURES, PLACE, Span, figures_of_rows};
+use crate::database::Result;
+use crate::database::{Row, Session, values};
+use crate::id::RequestId;
+use crate::progress::Progress;
+use crate::when::DAY;
+
+/// Sums whose rows were removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnprovenSums {
+    pub count: u64,
+    /// All of their spans end by this time.
+    pub before: i64,
+}
+
+pub(super) struct SumsCheck {
+    /// The number of sums that equal those of their rows.
+    pub proven: u64,
+    pub unproven: Option<UnprovenSums>,
+    /// The first thing that is wrong.
+    pub fault: Option<Fault>,
+}
+
+pub(super) fn compare(session: &Session, progress: &Progress) -> Result<SumsCheck> {
+    let chains = "SELECT name, anchor_seq, head_seq FROM gateways ORDER BY name";
+    let chains: Vec<(String, i64, i64)> = session.rows(chains, &[], |mut row| {
+        Ok((row.next()?, row.next()?, row.next()?))
+    })?;
+    let mut missing = MissingRows {
+        removed: chains
+            .iter()
+            .map(|(name, anchor, _)| (name.clone(), *anchor))
+            .collect(),
+        counted: BTreeMap::new(),
+        unproven: None,
+    };
+    let fault = match missing.compare_other_spans(session)? {
+        None => missing.compare_days(session, progress)?,
+        fault => fault,
+    };
+    let wrong_total = || {
+        chains.into_iter().find_map(|(gateway, anchor, head)| {
+            let counted = missing.counted.get(&gateway).copied().unwrap_or(0);
+            let requests = head - anchor + counted;
+            (counted != anchor).then_some(Fault::Total {
+                gateway,
+                requests,
+                rows: head,
+            })
+        })
+    };
+    let fault = fault.or_else(wrong_total);
+    let sums: i64 = session.value("SELECT count(*) FROM usage_rollup", &[])?;
+    let unproven = missing.unproven.map_or(0, |unproven| unproven.count);
+    Ok(SumsCheck {
+        proven: (sums as u64).saturating_sub(unproven),
+        unproven: missing.unproven,
+        fault,
+    })
+}
+
+/// The requests that sums count and no row has any more.
+struct MissingRows {
+    /// The number of rows that retention has removed, by gateway.
+    removed: BTreeMap<String, i64>,
+    /// The requests that the sums have more than the rows, by gateway.
+    counted: BTreeMap<String, i64>,
+    unproven: Option<UnprovenSums>,
+}
+
+impl MissingRows {
+    /// Sums of other spans than hours and days belong to no rows.
+    fn compare_other_spans(&self, session: &Session) -> Result<Option<Fault>> {
+        let other =
+            "SELECT span, start, key_id FROM usage_rollup WHERE span NOT IN (3600, 86400) LIMIT 1";
+        session.first(other, &[], |mut row| {
+            let (span, start, key_id) = (row.next()?, row.next()?, row.next()?);
+            Ok(Fault::Sums {
+                span,
+                start,
+                key_id,
+                difference: "there are no such rows".into(),
+            })
+        })
+    }
+
+    /// Compares every day that has rows or sums.
+    fn compare_days(&mut self, session: &Session, progress: &Progress) -> Result<Option<Fault>> {
+        let first_row = "SELECT min(request_id) FROM usage WHERE request_id >= $1";
+        let first_sum = "SELECT min(start) FROM usage_rollup WHERE span = $1 AND start >= $2";
+        let [hours, days] = [hours_and_rows(), days_and_hours()];
+        let (mut from, mut done) = (i64::MIN, 0);
+        let all_days = "SELECT count(DISTINCT start) FROM usage_rollup WHERE span = 86400";
+        let all_days: i64 = session.value(all_days, &[])?;
+        loop {
+            progress.at("verifying the sums", done, all_days as u64, "days");
+            let row: Option<String> = session.value(first_row, &values![RequestId::from(from)])?;
+            let mut next = row.and_then(|id| RequestId::time_of(&id));
+            for span in [Span::Hour, Span::Day] {
+                let start: Option<i64> =
+                    session.value(first_sum, &values![span.seconds(), from])?;
+                next = next.into_iter().chain(start).min();
+            }
+            let Some(day) = next.map(|time| Span::Day.start(time)) else {
+                return Ok(None);
+            };
+            let until = day.saturating_add(DAY);
+            let ids = [day, until].map(RequestId::from);
+            let of_hours = session.rows(
+                &hours,
+                &values![day, until, &ids[0], &ids[1]],
+                Difference::read,
+            )?;
+            let mut day_places = BTreeSet::new();
+            for difference in of_hours {
+                self.add_unproven(difference.start, difference.span);
+                // The day of an hour that can't be proven can't be proven either.
+                day_places.insert(difference.rest.clone());
+                if let Some(fault) = self.add(difference) {
+                    return Ok(Some(fault));
+                }
+            }
+            for difference in session.rows(&days, &values![day, until], Difference::read)? {
+                day_places.insert(difference.rest.clone());
+                if let Some(fault) = self.add(difference) {
+                    return Ok(Some(fault));
+                }
+            }
+            day_places.iter().for_each(|_| self.add_unproven(day, DAY));
+            (from, done) = (until, done + 1);
+        }
+    }
+
+    /// Adds the requests that sums have more than the rows, of a gateway that has lost rows to retention. Any other
+    /// difference is a fault.
+    fn add(&mut self, difference: Difference) -> Option<Fault> {
+        let missing = difference.kept[0].saturating_sub(difference.counted[0]);
+        let is_removed = self
+            .removed
+            .get(&difference.gateway)
+            .is_some_and(|removed| *removed > 0)
+            && missing > 0
+            && difference
+                .kept
+                .iter()
+                .zip(difference.counted)
+                .all(|(kept, counted)| *kept >= counted);
+        if !is_removed {
+            return Some(difference.into_fault());
+        }
+        let counted = self.counted.entry(difference.gateway).or_default();
+        *counted = counted.saturating_add(missing);
+        None
+    }
+
+    fn add_unproven(&mut self, start: i64, span: i64) {
+        let unproven = self.unproven.get_or_insert(UnprovenSums {
+            count: 0,
+            before: i64::MIN,
+        });
+        unproven.count += 1;
+        unproven.before = unproven.before.max(start.saturating_add(span));
+    }
+}
+
+/// A query for the hours of a day that differ from their rows. $1 and $2 are the day, $3 and $4 its ids.
+fn hours_and_rows() -> String {
+    let kept = format!(
+        "SELECT {PLACE}, {} FROM usage_rollup WHERE span = 3600 AND start >= $1 AND start < $2",
+        FIGURES.join(", ")
+    );
+    let counted = format!(
+        "SELECT {} FROM usage WHERE request_id >= $3 AND request_id < $4 GROUP BY 1, 2, 3, 4, 5, 6, 7",
+        figures_of_rows(3600)
+    );
+    differences(&kept, &counted)
+}
+
+/// A query for the sums of a day that differ from those of its hours. $1 and $2 are the day.
+fn days_and_hours() -> String {
+    let kept = format!(
+        "SELECT {PLACE}, {} FROM usage_rollup WHERE span = 86400 AND start >= $1 AND start < $2",
+        FIGURES.join(", ")
+    );
+    let sums = FIGURES
+        .map(|figure| format!("CAST(sum({figure}) AS BIGINT)"))
+        .join(", ");
+    let counted = format!(
+        "SELECT 86400, start / 86400 * 86400, key_id, key_name, status, error_code, gateway, {sums} FROM usage_rollup
+         WHERE span = 3600 AND start >= $1 AND start < $2 GROUP BY 1, 2, 3, 4, 5, 6, 7"
+    );
+    differences(&kept, &counted)
+}
+
+/// A query for the places at which two queries differ: the sums as they are kept, and as they should be.
+fn differences(kept: &str, counted: &str) -> String {
+    // Each side has a place at most once, so the greatest figure of a side is its only one.
+    let figure = |figure: &str, is_kept: u8| {
+        format!("coalesce(max({figure}) FILTER (WHERE is_kept = {is_kept}), 0)")
+    };
+    let side = |is_kept| FIGURES.map(|name| figure(name, is_kept)).join(", ");
+    let differs = FIGURES
+        .map(|name| format!("{} <> {}", figure(name, 1), figure(name, 0)))
+        .join(" OR ");
+    format!(
+        "WITH kept AS ({kept}), counted ({PLACE}, {figures}) AS ({counted}),
+         sides AS (SELECT 1 AS is_kept, kept.* FROM kept UNION ALL SELECT 0, counted.* FROM counted)
+         SELECT {PLACE}, CAST(sum(is_kept) AS BIGINT), count(*), {}, {} FROM sides
+         GROUP BY {PLACE} HAVING count(*) <> 2 OR {differs} ORDER BY start",
+        side(1),
+        side(0),
+        figures = FIGURES.join(", "),
+    )
+}
+
+/// A place at which sums differ from what was counted.
+struct Difference {
+    span: i64,
+    start: i64,
+    gateway: String,
+    /// The rest of the place.
+    rest: (String, String, i64, String, String),
+    is_kept: bool,
+    is_counted: bool,
+    kept: [i64; FIGURES.len()],
+    counted: [i64; FIGURES.len()],
+}
+
+impl Difference {
+    fn read(mut row: Row) -> Result<Self> {
+        let (span, start) = (row.next()?, row.next()?);
+        let (key_id, key_name, status) = (row.next()?, row.next()?, row.next()?);
+        let (error_code, gateway): (String, String) = (row.next()?, row.next()?);
+        let (kept_sides, sides): (i64, i64) = (row.next()?, row.next()?);
+        let mut figures = || -> Result<[i64; 5]> {
+            Ok([
+                row.next()?,
+                row.next()?,
+                row.next()?,
+                row.next()?,
+                row.next()?,
+            ])
+        };
+        Ok(Self {
+            span,
+            start,
+            rest: (key_id, key_name, status, error_code, gateway.clone()),
+            gateway,
+            is_kept: kept_sides > 0,
+            is_counted: sides > kept_sides,
+            kept: figures()?,
+            counted: figures()?,
+        })
+    }
+
+    fn into_fault(self) -> Fault {
+        let source = if self.span == DAY { "hours" } else { "rows" };
+        let mut figures = FIGURES
+            .into_iter()
+            .zip(self.kept.into_iter().zip(self.counted));
+        let difference = match figures.find(|(_, (kept, counted))| kept != counted) {
+            Some((column, (kept, counted))) if self.is_kept && self.is_counted => {
+                format!("{column} is {kept}, and {counted} by the {source}")
+            }
+            _ if self.is_kept => format!("there are no such {source}"),
+            _ => "they are missing".into(),
+        };
+        Fault::Sums {
+            span: self.span,
+            start: self.start,
+            key_id: self.rest.0,
+            difference,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::database::DatabaseError;
+    use crate::ledger::LedgerRow;
+    use crate::ledger::append::tests::{row, write};
+    use crate::ledger::chain;
+    use crate::store::Store;
+    use crate::store::tests::Temporary;
+    use crate::when;
+
+    /// Returns the fault that `verify` finds after a statement, which is then undone.
+    #[track_caller]
+    fn fault_after(store: &Store, statement: &str) -> Option<Fault> {
+        let found = std::cell::Cell::new(None);
+        let undone = store.database.transaction(|session| {
+            assert!(session.execute(statement, &[])? > 0, "{statement}");
+            found.set(chain::verify(session, &Progress::none())?.fault);
+            Err::<(), _>(DatabaseError::Panicked)
+        });
+        assert!(
+            matches!(undone, Err(DatabaseError::Panicked)),
+            "{statement}: {undone:?}"
+        );
+        found.take()
+    }
+
+    /// Rows of some minutes, two keys and three outcomes.
+    fn filled(now: i64) -> Temporary {
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        for (number, key) in ["key_1", "key_2"].into_iter().cycle().take(20).enumerate() {
+            let (number, end) = (number as i64, number.to_string());
+            let total = Some(number).filter(|number| number % 3 > 0);
+            write(
+                store,
+                &end,
+                key,
+                now - 300 + number * 7,
+                if number % 5 == 4 { 502 } else { 200 },
+                total,
+            );
+        }
+        let (status, error_code) = (None, Some("abandoned".into()));
+        store
+            .ledger
+            .append(LedgerRow {
+                status,
+                error_code,
+                ..row("x", "key_1", now)
+            })
+            .expect("a row");
+        temporary
+    }
+
+    #[test]
+    fn a_change_of_any_number_in_the_sums_is_found() {
+        let temporary = filled(when::now());
+        let store = &temporary.store;
+        let found = store.ledger.verify().expect("a walk");
+        let sums = store.value::<i64>("SELECT count(*) FROM usage_rollup");
+        assert_eq!(
+            (found.rows, found.sums as i64, found.unproven, found.fault),
+            (21, sums, None, None)
+        );
+        for span in [3600, 86_400] {
+            let these = format!("WHERE span = {span} AND key_id = 'key_1' AND status = 200");
+            for change in [
+                "span = span + 1",
+                "start = start - 1",
+                "start = start - 1000 * span",
+                "key_id = 'key_9'",
+                "key_name = 'x'",
+                "status = 201",
+                "status = 0",
+                "error_code = 'x'",
+                "gateway = 'x'",
+                "requests = requests + 1",
+                "requests = 0",
+                "prompt_tokens = 1",
+                "completion_tokens = completion_tokens - 1",
+                "total_tokens = total_tokens + 1000",
+                "total_tokens = -total_tokens - 1",
+                "total_tokens = 9223372036854775807",
+                "unmeasured = unmeasured + 1",
+            ] {
+                let statement = format!("UPDATE usage_rollup SET {change} {these}");
+                let fault = fault_after(store, &statement);
+                let Some(Fault::Sums {
+                    span: found,
+                    key_id,
+                    ..
+                }) = &fault
+                else {
+                    panic!("{statement}: {fault:?}")
+                };
+                // If a sum is at another place, either place has the fault.
+                assert!((found - span).abs() <= 1 && ["key_1", "key_9"].contains(&key_id.as_str()));
+            }
+            let inserted = |figures: &str| {
+                format!(
+                    "INSERT INTO usage_rollup SELECT span, start, 'key_9', '', 200, '', '', {figures}
+                     FROM usage_rollup {these}"
+                )
+            };
+            for statement in [
+                format!("DELETE FROM usage_rollup {these}"),
+                format!("DELETE FROM usage_rollup WHERE span = {span}"),
+                inserted("1, 0, 0, 0, 0"),
+                inserted("0, 0, 0, 0, 0"),
+            ] {
+                let fault = fault_after(store, &statement);
+                let is_found =
+                    matches!(&fault, Some(Fault::Sums { span: found, .. }) if *found == span);
+                assert!(is_found, "{statement}: {fault:?}");
+            }
+        }
+        // Two changes that cancel each other out in a sum over all.
+        let swap = "UPDATE usage_rollup SET total_tokens = total_tokens + CASE key_id WHEN 'key_1' THEN 1 ELSE -1 END
+            WHERE span = 86400 AND status = 200";
+        assert!(fault_after(store, swap).is_some());
+        let both = "UPDATE usage_rollup SET requests = requests + 1 WHERE key_id = 'key_1' AND status = 200";
+        assert!(
+            fault_after(store, both).is_some(),
+            "the days and their hours"
+        );
+        assert_eq!(
+            store.ledger.verify().expect("a walk").fault,
+            None,
+            "all of it was undone"
+        );
+    }
+
+    #[test]
+    fn a_fault_names_the_span_the_key_and_the_figure() {
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        let hour = Span::Hour.start(when::now());
+        (0..3).for_each(|end| write(store, &end.to_string(), "key_1", hour, 200, Some(7)));
+        let message = |change: &str| {
+            let fault = fault_after(store, &format!("{change} WHERE span = 3600"))
+                .expect("a fault")
+                .to_string();
+            let of = format!(
+                "the sums differ: hour {}, key key_1: ",
+                when::iso(hour).expect("a time")
+            );
+            fault
+                .strip_prefix(&of)
+                .unwrap_or_else(|| panic!("{fault}"))
+                .to_owned()
+        };
+        let set = "UPDATE usage_rollup SET";
+        assert_eq!(
+            message(&format!("{set} requests = 1003")),
+            "requests is 1003, and 3 by the rows"
+        );
+        assert_eq!(message("DELETE FROM usage_rollup"), "they are missing");
+        let elsewhere = fault_after(store, &format!("{set} key_id = 'key_0' WHERE span = 3600"));
+        assert!(
+            elsewhere
+                .expect("a fault")
+                .to_string()
+                .ends_with("key key_0: there are no such rows")
+        );
+        let day = fault_after(
+            store,
+            &format!("{set} total_tokens = 20 WHERE span = 86400"),
+        );
+        assert!(
+            day.expect("a fault")
+                .to_string()
+                .ends_with("total_tokens is 20, and 21 by the hours")
+        );
+    }
+
+    #[test]
+    fn what_retention_has_removed_is_not_proven_and_adds_up() {
+        let mut temporary = Temporary::new();
+        let mut other = temporary.open_again();
+        let day = Span::Day.start(when::now()) - 10 * DAY;
+        for (store, name) in [(&mut temporary.store, "a"), (&mut other, "b")] {
+            store.ledger.join(name, "").expect("a start");
+            for number in 0..4 {
+                write(
+                    store,
+                    &format!("{name}{number}"),
+                    "key_1",
+                    day + number * 40_000,
+                    200,
+                    Some(1),
+                );
+            }
+        }
+        let store = &temporary.store;
+        let verify = || store.ledger.verify().expect("a walk");
+        assert_eq!(
+            (verify().sums, verify().unproven, verify().fault),
+            (12, None, None),
+            "days and hours"
+        );
+        // Each step removes one row, of another hour of the first day.
+        for count in [2, 3, 5, 6] {
+            assert_eq!(
+                store
+                    .ledger
+                    .remove_before(day + 50_000, day + 5 * DAY, 1)
+                    .expect("a step"),
+                1
+            );
+            let found = verify();
+            let before = day + DAY;
+            assert_eq!(
+                (found.unproven, found.fault),
+                (Some(UnprovenSums { count, before }), None)
+            );
+            assert_eq!(found.sums, 12 - count);
+        }
+        assert_eq!(
+            store
+                .ledger
+                .remove_before(day + 50_000, day + 5 * DAY, 1)
+                .expect("a step"),
+            0
+        );
+        let set = "UPDATE usage_rollup SET";
+        let more = Some(Fault::Total {
+            gateway: "a".into(),
+            requests: 9,
+            rows: 4,
+        });
+        let of_a = format!("gateway = 'a' AND start = {day}");
+        assert_eq!(
+            fault_after(
+                store,
+                &format!("{set} requests = requests + 5 WHERE {of_a}")
+            ),
+            more
+        );
+        assert_eq!(
+            fault_after(
+                store,
+                &format!("DELETE FROM usage_rollup WHERE {of_a} AND span = 3600")
+            ),
+            None
+        );
+        let fewer = format!(
+            "{set} requests = requests - 1 WHERE gateway = 'a' AND span = 86400 AND start = {day}"
+        );
+        assert!(
+            matches!(fault_after(store, &fewer), Some(Fault::Sums { .. })),
+            "fewer than its hours"
+        );
+        for change in [
+            "total_tokens = total_tokens + 1",
+            "requests = requests - 1",
+            "unmeasured = 1",
+        ] {
+            let later = format!("{set} {change} WHERE start > {day} + 86400 AND gateway = 'a'");
+            assert!(
+                matches!(fault_after(store, &later), Some(Fault::Sums { .. })),
+                "{change}"
+            );
+        }
+        store.tamper("UPDATE gateways SET anchor_seq = 0 WHERE name = 'a'");
+        assert!(verify().fault.is_some(), "retention has removed none");
+    }
+
+    #[test]
+    fn a_day_without_hours_and_rows_is_one_that_an_earlier_version_has_thinned_out() {
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        (1..=3).for_each(|day| write(store, "x", "key_1", day * DAY, 200, Some(1)));
+        while store
+            .ledger
+            .remove_before(3 * DAY, 4 * DAY, 100)
+            .expect("a step")
+            > 0
+        {}
+        store.tamper("DELETE FROM usage_rollup WHERE span = 3600 AND start = 86400");
+        let found = store.ledger.verify().expect("a walk");
+        assert_eq!(
+            (found.unproven.map(|unproven| unproven.count), found.fault),
+            (Some(3), None)
+        );
+    }
+}

@@ -1,0 +1,184 @@
+//! Moves everything from a SQLite database to an empty PostgreSQL database.
+//!
+//! Creating the tables, filling them and verifying them is one transaction there: whatever ends it early leaves an empty
+//! database, so a move is repeated from its beginning, and no program can use half a copy.
+//!
+//! The source is marked as soon as the target is committed, in the transaction that has kept others from changing it. If the
+//! process ends between the two commits, both databases can be used: neither can know about the other's commit.
+
+use sha2::{Digest, Sha256};
+
+use crate::database::postgres::Postgres;
+use crate::database::{
+    Database, DatabaseError, DatabaseUri, Result, Row, Session, SqlValue, TransactionMode, values,
+};
+use crate::ledger::{self, SCHEMA, Verification};
+use crate::progress::Progress;
+
+/// The number of values that one statement sends. PostgreSQL's limit is 65,535.
+const VALUES_AT_ONCE: usize = 8_000;
+
+/// The tables of a SQLite database: their names, their columns, and the columns of their primary keys.
+const TABLES: &str = "SELECT name,
+    (SELECT group_concat(name, ', ' ORDER BY cid) FROM pragma_table_info(tables.name)),
+    (SELECT group_concat(name, ', ' ORDER BY pk) FROM pragma_table_info(tables.name) WHERE pk > 0)
+    FROM sqlite_schema AS tables WHERE type = 'table' AND name NOT LIKE 'sqlite%' ORDER BY name";
+
+/// The result of a move that has filled and verified the target.
+pub struct MoveResult {
+    pub found: Verification,
+    /// Whether the source is marked, or why it can still be used by mistake.
+    pub marked: Result<()>,
+}
+
+/// Copies every table to an empty database, verifies the copy (each value, the chains and the sums), and marks this
+/// database as moved. Nothing can be written here meanwhile.
+pub fn move_to(
+    database: &Database,
+    target: &DatabaseUri,
+    progress: &Progress,
+) -> Result<MoveResult> {
+    if database.sqlite().is_none() {
+        return Err(DatabaseError::Other(
+            "only a SQLite database can be moved".into(),
+        ));
+    }
+    let mut verified = None;
+    let marked = database.run(TransactionMode::Write, |source| {
+        verified = Some(Postgres::create_with(target, &SCHEMA, |target| {
+            for table in source.rows(TABLES, &[], Table::read)? {
+                copy(source, target, &table, progress)?;
+            }
+            let (before, after) = (
+                ledger::verify(source, progress)?,
+                ledger::verify(target, progress)?,
+            );
+            if before != after {
+                return Err(DatabaseError::Other(format!(
+                    "the copy does not verify as its source does: {after:?} instead of {before:?}"
+                )));
+            }
+            // On PostgreSQL no gateway has the name of the moved chain.
+            let retire = "UPDATE gateways SET epoch = 0, version = '', address = '', last_seen = 0";
+            target.execute(retire, &[])?;
+            Ok(after)
+        })?);
+        let mark = "INSERT INTO moved (id, target) VALUES (1, $1)";
+        source.execute(mark, &values![target.to_string()]).map(drop)
+    });
+    match verified {
+        Some(found) => Ok(MoveResult { found, marked }),
+        None => Err(marked.err().unwrap_or(DatabaseError::NoRow)),
+    }
+}
+
+fn copy(source: &Session, target: &Session, table: &Table, progress: &Progress) -> Result<()> {
+    // A new database has a row for the first chain.
+    target.execute(&format!("DELETE FROM {}", table.name), &[])?;
+    let rows: i64 = source.value(&format!("SELECT count(*) FROM {}", table.name), &[])?;
+    let mut copied = 0;
+    let mut batch: Vec<SqlValue> = Vec::new();
+    let mut written = Sha256::new();
+    let [copying, comparing] =
+        ["copying", "comparing"].map(|verb| format!("{verb} the table {}", table.name));
+    let show = |work: &str, done: i64| progress.at(work, done as u64, rows as u64, "rows");
+    show(&copying, 0);
+    source.query(&table.select(), &[], &mut |row| {
+        let values = row.values();
+        add(&mut written, &values);
+        batch.extend(values);
+        copied += 1;
+        if copied == rows || batch.len() >= VALUES_AT_ONCE {
+            target.execute(&table.insert(batch.len() / table.width()), &batch)?;
+            batch.clear();
+            show(&copying, copied);
+        }
+        Ok(())
+    })?;
+    let (mut found, mut compared) = (Sha256::new(), 0);
+    let mut check = |row: Row| {
+        show(&comparing, compared);
+        compared += 1;
+        add(&mut found, &row.values());
+        Ok(())
+    };
+    target.query(&table.select(), &[], &mut check)?;
+    if written.finalize() == found.finalize() {
+        Ok(())
+    } else {
+        Err(DatabaseError::Other(format!(
+            "the copy of the table {} differs from its source",
+            table.name
+        )))
+    }
+}
+
+/// Adds the values of a row to a fingerprint. No two rows have the same `Debug` text.
+fn add(fingerprint: &mut Sha256, values: &[SqlValue]) {
+    fingerprint.update(format!("{values:?}"));
+}
+
+struct Table {
+    name: String,
+    /// Comma separated, as the columns of the primary key are.
+    columns: String,
+    key: String,
+}
+
+impl Table {
+    /// Reads a row of [`TABLES`].
+    fn read(mut row: Row) -> Result<Self> {
+        Ok(Self {
+            name: row.next()?,
+            columns: row.next()?,
+            key: row.next()?,
+        })
+    }
+
+    fn width(&self) -> usize {
+        self.columns.split(',').count()
+    }
+
+    /// Reads all rows in the order of their key.
+    fn select(&self) -> String {
+        format!(
+            "SELECT {} FROM {} ORDER BY {}",
+            self.columns, self.name, self.key
+        )
+    }
+
+    /// Inserts this many rows.
+    fn insert(&self, rows: usize) -> String {
+        let width = self.width();
+        let row = |row: usize| {
+            let parameters = (1..=width).map(|column| format!("${}", row * width + column));
+            format!("({})", parameters.collect::<Vec<_>>().join(", "))
+        };
+        let rows: Vec<String> = (0..rows).map(row).collect();
+        format!(
+            "INSERT INTO {} ({}) VALUES {}",
+            self.name,
+            self.columns,
+            rows.join(", ")
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statements() {
+        let table = Table {
+            name: "t".into(),
+            columns: "a, b".into(),
+            key: "b, a".into(),
+        };
+        assert_eq!(table.select(), "SELECT a, b FROM t ORDER BY b, a");
+        assert_eq!(
+            table.insert(2),
+            "INSERT INTO t (a, b) VALUES ($1, $2), ($3, $4)"
+        );
+    }
+}
