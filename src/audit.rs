@@ -12,7 +12,6 @@ use serde::Serialize;
 use crate::database::Result;
 use crate::database::{Database, Row, SqlValue, Statement, TransactionMode, bound, values};
 use crate::id::audit_id;
-use crate::keys::Key;
 use crate::mutex::lock;
 use crate::network::ClientNetwork;
 use crate::when;
@@ -180,8 +179,8 @@ impl NewAuditRow {
         )
     }
 
-    pub fn insert_for(self, key: &Key) -> Statement {
-        self.statement("$8, $9 WHERE true", values![&key.id, &key.name])
+    pub fn insert_for(self, key_id: &str, key_name: &str) -> Statement {
+        self.statement("$8, $9 WHERE true", values![key_id, key_name])
     }
 
     /// A statement that can be repeated, and is settled by the row's id. `key` selects `key_id` and `key_name`.

@@ -1,5 +1,6 @@
 //! The tables of a program, as it hands them to an open.
 
+use super::access::Access;
 use super::error::{DatabaseError, Result};
 use super::session::Session;
 
@@ -19,27 +20,6 @@ pub struct Schema {
 
 /// Runs the statements of a step. The second argument fills in the engine's types.
 pub type UpgradeStep = fn(&Session, &dyn Fn(&str) -> String) -> Result<()>;
-
-/// The changes that an open may make to the database.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// Create it, or upgrade it: only for a process that holds the lock of `serve`.
-    Serve,
-    /// Create it.
-    Create,
-    /// Upgrade it: only for a copy that no other process uses.
-    Upgrade,
-    /// Neither.
-    Existing,
-    /// Nothing at all: also for a file that can't be written.
-    Read,
-}
-
-impl Access {
-    pub fn may_create(self) -> bool {
-        matches!(self, Self::Serve | Self::Create)
-    }
-}
 
 impl Schema {
     /// Returns whether a database of this version can be used as it is: by programs that know

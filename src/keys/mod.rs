@@ -206,7 +206,7 @@ impl Keys {
                 ],
             )?;
             let audit = NewAuditRow::new("key_changed", by, &before.differences(&after).join(", "));
-            session.run(&bound(&[audit.insert_for(&before)]), &mut |_, _| Ok(()))?;
+            session.run(&bound(&[audit.insert_for(&before.id, &before.name)]), &mut |_, _| Ok(()))?;
             Ok(KeyChanged::Done)
         })
     }

@@ -160,7 +160,7 @@ impl Ledger {
         let (mut head, mut sums, mut statements) = (end, Batch::default(), Vec::new());
         for row in rows {
             head = head.following(row);
-            statements.push(Statement::new(INSERT, row.values(head)));
+            statements.push(Statement::new(INSERT, row.values(head.seq, head.hash)));
             sums.add(row);
         }
         if !statements.is_empty() {
@@ -240,7 +240,7 @@ pub mod tests {
 
     use super::*;
     use crate::id::RequestId;
-    use crate::ledger::chain;
+    use crate::ledger::verify;
     use crate::ledger::{Filter, Tokens};
     use crate::store::Store;
     use crate::store::tests::{Temporary, while_writing};
@@ -509,7 +509,7 @@ pub mod tests {
         );
         let gaps = "SELECT coalesce(max(seq), 0) - count(seq) FROM usage";
         let found: (i64, i64) = (session.value(&differing, &[])?, session.value(gaps, &[])?);
-        let fault = chain::verify(session, &crate::progress::Progress::none())?.fault;
+        let fault = verify(session, &crate::progress::Progress::none())?.fault;
         if found == (0, 0) && fault.is_none() {
             return Ok(());
         }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
-use super::report::RollupRow;
+use super::sums::RollupRow;
 use crate::when::DAY;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

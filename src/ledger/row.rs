@@ -2,7 +2,6 @@
 
 use serde::Serialize;
 
-use super::chain::ChainLink;
 use crate::database::Result;
 use crate::database::{Row, SqlValue, values};
 use crate::text::{cells, csv_line};
@@ -103,7 +102,7 @@ pub(super) const INSERT: &str = "INSERT INTO usage (request_id, key_id, key_name
 
 impl LedgerRow {
     /// The parameters of [`INSERT`], for a place in the chain.
-    pub(super) fn values(&self, ChainLink { seq, hash }: ChainLink) -> Vec<SqlValue> {
+    pub(super) fn values(&self, seq: i64, hash: [u8; 32]) -> Vec<SqlValue> {
         values![
             &self.request_id,
             &self.key_id,

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::chain::Fault;
+use super::fault::Fault;
 use super::rollup::{FIGURES, PLACE, Span, figures_of_rows};
 use crate::database::Result;
 use crate::database::{Row, Session, values};
@@ -289,7 +289,6 @@ mod tests {
     use crate::database::DatabaseError;
     use crate::ledger::LedgerRow;
     use crate::ledger::append::tests::{row, write};
-    use crate::ledger::chain;
     use crate::store::Store;
     use crate::store::tests::Temporary;
     use crate::when;
@@ -300,7 +299,7 @@ mod tests {
         let found = std::cell::Cell::new(None);
         let undone = store.database.transaction(|session| {
             assert!(session.execute(statement, &[])? > 0, "{statement}");
-            found.set(chain::verify(session, &Progress::none())?.fault);
+            found.set(crate::ledger::verify(session, &Progress::none())?.fault);
             Err::<(), _>(DatabaseError::Panicked)
         });
         assert!(

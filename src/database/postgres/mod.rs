@@ -25,8 +25,9 @@ pub(super) use self::pool::TRY_WRITE;
 use self::schema::Tables;
 use self::session::{PgSession, REPORT_TIMEOUT, STATEMENT_TIMEOUT};
 use self::uri::DatabaseUri;
+use super::access::Access;
 use super::error::{DatabaseError, Result};
-use super::schema::{Access, Schema};
+use super::schema::Schema;
 use super::session::Session;
 use super::statement::TransactionMode;
 

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use super::pool::Pooled;
 use super::protocol::PgConnection;
 use super::session::PgSession;
+use crate::database::access::Access;
 use crate::database::error::{DatabaseError, Result};
-use crate::database::schema::{Access, Schema};
+use crate::database::schema::Schema;
 use crate::database::session::Session;
 
 /// The timeout for reading every row of a large table.
