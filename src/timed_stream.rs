@@ -12,7 +12,7 @@ use rustix::net::{RecvFlags, recv};
 const TIMEOUT_STEP: Duration = Duration::from_millis(125);
 
 /// The text of every timeout.
-pub const NO_ANSWER: &str = "it does not answer in time";
+const NO_ANSWER: &str = "it does not answer in time";
 
 #[derive(Debug)]
 pub struct TimedStream {

@@ -22,16 +22,18 @@ pub struct Gateway {
     pub seen_ago: i64,
 }
 
-const RAISE_EPOCH: &str =
-    "INSERT INTO gateways (name, epoch, version, address, last_seen, anchor_seq, anchor_hash,
-    head_seq, head_hash) VALUES ($1, 1, $2, $3, {CLOCK}, 0, $4, 0, $4) ON CONFLICT (name) DO UPDATE
-    SET epoch = gateways.epoch + 1, version = excluded.version, address = excluded.address,
-        last_seen = excluded.last_seen RETURNING epoch";
-
 impl Ledger {
     /// Begins to serve under a name: no earlier process can write its rows from now on.
     pub fn join(&mut self, name: &str, address: &str) -> Result<()> {
-        let raise = RAISE_EPOCH.replace("{CLOCK}", self.database.clock());
+        let raise = format!(
+            "INSERT INTO gateways (name, epoch, version, address, last_seen, anchor_seq, anchor_hash,
+                 head_seq, head_hash)
+             VALUES ($1, 1, $2, $3, {}, 0, $4, 0, $4) ON CONFLICT (name) DO UPDATE
+             SET epoch = gateways.epoch + 1, version = excluded.version, address = excluded.address,
+                 last_seen = excluded.last_seen
+             RETURNING epoch",
+            self.database.clock()
+        );
         let parameters = values![name, env!("ADRIATICUM_VERSION"), address, [0; 32]];
         // Waits for the rows that an earlier process is inserting.
         let lock = self.lock_gateway();

@@ -29,7 +29,7 @@ const TO_VERSION_10: &str = "
     ALTER TABLE usage_rollup DROP COLUMN runtime_times;
     ALTER TABLE usage_rollup DROP COLUMN own_times;
     ALTER TABLE keys DROP COLUMN last_used;
-    CREATE TABLE moved (id {INT} PRIMARY KEY CHECK (id = 1), target TEXT NOT NULL) {STRICT};
+    CREATE TABLE moved (id {INT} PRIMARY KEY CHECK (id = 1), target {TEXT} NOT NULL) {STRICT};
     UPDATE gateways SET epoch = epoch + 1 WHERE epoch > 0";
 
 fn to_version_10(session: &Session, dialect: &dyn Fn(&str) -> String) -> Result<()> {

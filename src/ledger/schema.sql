@@ -1,32 +1,32 @@
--- The database, version 10, as a new one is made. upgrades.rs brings one of version 9 to the same form.
--- An engine fills in {INT}, {REAL} and {BLOB}, {STRICT} and {CLUSTERED} (stored in the order of its primary key).
+-- The database, version 10, as a new one is made. schema.rs brings one of version 9 to the same form.
+-- An engine fills in {INT}, {REAL}, {TEXT} and {BLOB}, {ZERO_HASH}, {STRICT} and {CLUSTERED} (stored in the order of its primary key).
 -- Times are Unix seconds, durations milliseconds with fractions, token figures what the runtime measured.
 
 CREATE TABLE keys (
-    id          TEXT   NOT NULL PRIMARY KEY,  -- key_ and 16 hexadecimal digits
+    id          {TEXT} NOT NULL PRIMARY KEY,  -- key_ and 16 hexadecimal digits
     digest      {BLOB} NOT NULL UNIQUE,       -- SHA-256 of the secret; the secret itself is stored nowhere
-    name        TEXT   NOT NULL,              -- 1 to 64 printable characters, for people
-    permissions TEXT   NOT NULL,              -- comma separated: completions, metrics
+    name        {TEXT} NOT NULL,              -- 1 to 64 printable characters, for people
+    permissions {TEXT} NOT NULL,              -- comma separated: completions, metrics
     created     {INT}  NOT NULL,
     expires     {INT},                        -- refused from this second on; null: never
     revoked     {INT},                        -- since when; null: active
-    hint        TEXT,                         -- the first and last digits of the secret; null: made by an earlier version
+    hint        {TEXT},                       -- the first and last digits of the secret; null: made by an earlier version
     concurrent  {INT},                        -- how many of its requests a gateway processes at once; null: any number
     budget      {INT},                        -- total_tokens per period; null: none
-    budget_per  TEXT                          -- day or month; null: no budget
+    budget_per  {TEXT}                        -- day or month; null: no budget
 ) {STRICT};
 
 -- One row for every request that a valid key made, whatever its outcome. It is inserted once, with its outcome and its
 -- place in the chain, in the transaction that adds it to the sums. No row is ever updated. The table is its own index by
 -- request_id, which begins with the time.
 CREATE TABLE usage (
-    request_id        TEXT   NOT NULL PRIMARY KEY, -- chatcmpl_ and 32 hexadecimal digits: the first 12 are created in
+    request_id        {TEXT} NOT NULL PRIMARY KEY, -- chatcmpl_ and 32 hexadecimal digits: the first 12 are created in
                                                    -- milliseconds
-    key_id            TEXT   NOT NULL,           -- keys.id
-    key_name          TEXT   NOT NULL,           -- the key's name at the time: a later one does not change the past
+    key_id            {TEXT} NOT NULL,           -- keys.id
+    key_name          {TEXT} NOT NULL,           -- the key's name at the time: a later one does not change the past
     created           {INT}  NOT NULL,           -- when the request was complete
     status            {INT},                     -- the HTTP status that was sent; null: the client has gone
-    error_code        TEXT,                      -- error.code that was sent, or 'abandoned'; null: none
+    error_code        {TEXT},                    -- error.code that was sent, or 'abandoned'; null: none
     prompt_tokens     {INT},                     -- as measured by the runtime; null: not measured
     completion_tokens {INT},
     total_tokens      {INT},
@@ -36,11 +36,11 @@ CREATE TABLE usage (
     grounded          {INT}  NOT NULL DEFAULT 0, -- 1: the answer rests on what Search found
     seq               {INT},                     -- its place in the chain of its gateway
     hash              {BLOB},                    -- SHA-256 over its content and its predecessor's hash
-    search_reason     TEXT,                      -- why Search was asked: always, match, model; null: it was not
+    search_reason     {TEXT},                    -- why Search was asked: always, match, model; null: it was not
     search_results    {INT},                     -- how many passages it found; null: not asked, or unavailable
     search_ms         {REAL},                    -- of duration_ms, the wait for Search
-    gateway           TEXT   NOT NULL DEFAULT '', -- gateways.name of the one that ran it
-    cause             TEXT                       -- why it was refused or failed: a word from a fixed list; null: none
+    gateway           {TEXT} NOT NULL DEFAULT '', -- gateways.name of the one that ran it
+    cause             {TEXT}                     -- why it was refused or failed: a word from a fixed list; null: none
 ) {CLUSTERED};
 
 -- The newest requests of one key.
@@ -56,11 +56,11 @@ CREATE INDEX usage_failed ON usage (request_id, key_id, error_code) WHERE error_
 CREATE TABLE usage_rollup (
     span              {INT}  NOT NULL, -- its length in seconds: 3600 or 86400
     start             {INT}  NOT NULL, -- of created
-    key_id            TEXT   NOT NULL,
-    key_name          TEXT   NOT NULL,
+    key_id            {TEXT} NOT NULL,
+    key_name          {TEXT} NOT NULL,
     status            {INT}  NOT NULL, -- as in usage; 0 for null
-    error_code        TEXT   NOT NULL, -- as in usage; empty for null
-    gateway           TEXT   NOT NULL, -- as in usage
+    error_code        {TEXT} NOT NULL, -- as in usage; empty for null
+    gateway           {TEXT} NOT NULL, -- as in usage
     requests          {INT}  NOT NULL,
     prompt_tokens     {INT}  NOT NULL,
     completion_tokens {INT}  NOT NULL,
@@ -75,10 +75,10 @@ CREATE INDEX rollup_days ON usage_rollup (key_id, start) WHERE span = 86400;
 -- The gateways that share the database, where the chain of each begins after retention has removed rows, and where it ends.
 -- The one of a SQLite database has an empty name, and so has its chain after a move to PostgreSQL.
 CREATE TABLE gateways (
-    name        TEXT   NOT NULL PRIMARY KEY,
+    name        {TEXT} NOT NULL PRIMARY KEY,
     epoch       {INT}  NOT NULL, -- raised by every start: a process with an earlier one can't write rows any more
-    version     TEXT   NOT NULL, -- of the program
-    address     TEXT   NOT NULL, -- where it listens
+    version     {TEXT} NOT NULL, -- of the program
+    address     {TEXT} NOT NULL, -- where it listens
     last_seen   {INT}  NOT NULL, -- by the database's clock
     anchor_seq  {INT}  NOT NULL, -- of the newest row that was removed; 0: none was
     anchor_hash {BLOB} NOT NULL,
@@ -89,7 +89,7 @@ CREATE TABLE gateways (
 -- The place that everything was moved to, once it was: `serve` refuses the database from then on.
 CREATE TABLE moved (
     id     {INT} PRIMARY KEY CHECK (id = 1),
-    target TEXT  NOT NULL -- the location of the new database, without its password
+    target {TEXT} NOT NULL -- the location of the new database, without its password
 ) {STRICT};
 
 -- The console's password, hashed with Argon2id. One row, once it is set.
@@ -104,22 +104,22 @@ CREATE TABLE console_password (
 -- The console's sessions, and browsers from which the operator signed in before: those are throttled less.
 CREATE TABLE console_tokens (
     digest  {BLOB} NOT NULL PRIMARY KEY, -- SHA-256 of the cookie's 256 random bits
-    kind    TEXT   NOT NULL,             -- session or browser
+    kind    {TEXT} NOT NULL,             -- session or browser
     expires {INT}  NOT NULL
 ) {CLUSTERED};
 
 -- Who changed what. The program inserts rows, and neither changes nor removes them.
 CREATE TABLE audit (
-    id       TEXT  NOT NULL PRIMARY KEY, -- audit_ and 32 hexadecimal digits: the first 12 are created in milliseconds
+    id       {TEXT} NOT NULL PRIMARY KEY, -- audit_ and 32 hexadecimal digits: the first 12 are created in milliseconds
     created  {INT} NOT NULL,
-    action   TEXT  NOT NULL, -- key_created, key_changed, key_revoked, password_set, signed_in, sign_ins_failed,
+    action   {TEXT} NOT NULL, -- key_created, key_changed, key_revoked, password_set, signed_in, sign_ins_failed,
                              -- settings_reloaded, database_restored
-    via      TEXT  NOT NULL, -- console, command or signal
-    actor    TEXT  NOT NULL, -- the address, the system user or the signal
-    details  TEXT  NOT NULL, -- what was changed; never a secret
+    via      {TEXT} NOT NULL, -- console, command or signal
+    actor    {TEXT} NOT NULL, -- the address, the system user or the signal
+    details  {TEXT} NOT NULL, -- what was changed; never a secret
     times    {INT} NOT NULL, -- failed sign-ins are summed by address; 1 for all others
-    key_id   TEXT,           -- keys.id; null: not about a key
-    key_name TEXT            -- the key's name before the change
+    key_id   {TEXT},         -- keys.id; null: not about a key
+    key_name {TEXT}          -- the key's name before the change
 ) {CLUSTERED};
 
 -- The chain of a database that is a file has no name.

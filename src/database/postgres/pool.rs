@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use rustls::ClientConfig;
 
 use super::protocol::PgConnection;
+use super::startup::ConnectError;
 use super::tls;
 use super::uri::{DatabaseUri, SslMode};
 use crate::database::error::{DatabaseError, Result};
 use crate::database::statement::TransactionMode;
 use crate::mutex::lock;
-use crate::timed_stream::NO_ANSWER;
 
 /// The time that a start has to find a host that answers.
 pub(super) const START_TIMEOUT: Duration = Duration::from_secs(10);
@@ -26,9 +26,6 @@ pub(in crate::database) const TRY_WRITE: &str = "UPDATE schema_version SET versi
 
 /// The pause between two attempts to find the database while it is lost.
 const PROBE_PAUSE: Duration = Duration::from_millis(200);
-
-/// The SQLSTATE, in the text of an error, of a server that has as many connections as it may have.
-const NO_ROOM: &str = "SQLSTATE 53300";
 
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -136,14 +133,14 @@ impl PgPool {
                             member: Some(member),
                         });
                     }
-                    Err(cause) => {
+                    Err(error) => {
                         state.open -= 1;
                         let shares = state.open > 0 && state.generation == generation;
-                        if !(shares && cause.contains(NO_ROOM)) {
-                            self.lose_with(&mut state, cause);
+                        if !(shares && error.is_full) {
+                            self.lose_with(&mut state, error.cause);
                             continue;
                         }
-                        state.note_no_room(self.most, &cause);
+                        state.note_no_room(self.most, &error.cause);
                         if !state.idle.is_empty() && has_room {
                             continue;
                         }
@@ -184,8 +181,8 @@ impl PgPool {
         let deadline = Instant::now() + START_TIMEOUT;
         loop {
             match self.connect(0, deadline) {
-                Err(cause) if cause.contains(NO_ANSWER) && Instant::now() < deadline => {}
-                result => return result.map_err(DatabaseError::Unavailable),
+                Err(error) if error.is_timeout && Instant::now() < deadline => {}
+                result => return result.map_err(|error| DatabaseError::Unavailable(error.cause)),
             }
         }
     }
@@ -195,18 +192,23 @@ impl PgPool {
         &self,
         first: usize,
         deadline: Instant,
-    ) -> Result<(PgConnection, usize), String> {
-        let mut causes = Vec::new();
+    ) -> Result<(PgConnection, usize), ConnectError> {
+        let (mut causes, mut all) = (Vec::new(), ConnectError::default());
         for host in (0..self.uri.hosts.len()).map(|offset| (first + offset) % self.uri.hosts.len())
         {
             let address = &self.uri.hosts[host];
             let until = deadline.min(Instant::now() + self.uri.connect_timeout);
             match PgConnection::open(&self.uri, address, self.tls.as_ref(), until) {
                 Ok(connection) => return Ok((connection, host)),
-                Err(cause) => causes.push(format!("{address}: {cause}")),
+                Err(error) => {
+                    causes.push(format!("{address}: {}", error.cause));
+                    all.is_full |= error.is_full;
+                    all.is_timeout |= error.is_timeout;
+                }
             }
         }
-        Err(causes.join("; "))
+        all.cause = causes.join("; ");
+        Err(all)
     }
 
     pub fn lost(&self) -> Option<DatabaseError> {
@@ -248,20 +250,22 @@ impl PgPool {
             };
             let first = lock(&pool.state).first;
             let tried = pool.connect(first, Instant::now() + pool.time_to_connect());
-            let tried = tried.and_then(|(mut connection, host)| {
-                match connection.run(
-                    None,
-                    &[(TRY_WRITE, &[])],
-                    Instant::now() + PROBE_TIMEOUT,
-                    &mut |_| (),
-                ) {
-                    Ok(_) => Ok(host),
-                    Err(error) => {
-                        lock(&pool.state).first = pool.after(host);
-                        Err(format!("{}: {error}", pool.uri.hosts[host]))
+            let tried = tried
+                .map_err(|error| error.cause)
+                .and_then(|(mut connection, host)| {
+                    match connection.run(
+                        None,
+                        &[(TRY_WRITE, &[])],
+                        Instant::now() + PROBE_TIMEOUT,
+                        &mut |_| (),
+                    ) {
+                        Ok(_) => Ok(host),
+                        Err(error) => {
+                            lock(&pool.state).first = pool.after(host);
+                            Err(format!("{}: {error}", pool.uri.hosts[host]))
+                        }
                     }
-                }
-            });
+                });
             let mut state = lock(&pool.state);
             match tried {
                 Ok(host) => {

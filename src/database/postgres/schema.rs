@@ -98,7 +98,7 @@ fn dialect(statements: &str) -> String {
         ("{STRICT}", ""),
         ("{CLUSTERED}", ""),
         ("{ZERO_HASH}", "decode(repeat('00', 32), 'hex')"),
-        ("TEXT", "TEXT COLLATE \"C\""),
+        ("{TEXT}", "TEXT COLLATE \"C\""),
     ]
     .iter()
     .fold(statements.to_owned(), |statements, (name, meaning)| {

@@ -81,7 +81,7 @@ impl SessionLock {
             self.use_connection(
                 self.pool
                     .connect(self.host, deadline)
-                    .map_err(DatabaseError::Unavailable)?,
+                    .map_err(|error| DatabaseError::Unavailable(error.cause))?,
             )?;
         }
         let renewed = self.beat(heartbeat);

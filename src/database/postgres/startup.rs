@@ -20,6 +20,46 @@ use super::tls;
 use super::uri::{DatabaseUri, Host, SslMode};
 use crate::secret::Secret;
 
+const TOO_MANY_CONNECTIONS: &str = "53300";
+
+/// The reason why there is no connection.
+#[derive(Debug, Default)]
+pub(super) struct ConnectError {
+    pub cause: String,
+    /// The server has as many connections as it may have.
+    pub is_full: bool,
+    pub is_timeout: bool,
+}
+
+impl From<io::Error> for ConnectError {
+    fn from(error: io::Error) -> Self {
+        error_of(&error, error.to_string())
+    }
+}
+
+impl From<String> for ConnectError {
+    fn from(cause: String) -> Self {
+        Self {
+            cause,
+            ..Self::default()
+        }
+    }
+}
+
+impl From<&str> for ConnectError {
+    fn from(cause: &str) -> Self {
+        cause.to_owned().into()
+    }
+}
+
+fn error_of(error: &io::Error, cause: String) -> ConnectError {
+    ConnectError {
+        cause,
+        is_full: false,
+        is_timeout: error.kind() == io::ErrorKind::TimedOut,
+    }
+}
+
 impl PgConnection {
     /// Connects to one host. The error says why that failed.
     pub fn open(
@@ -27,9 +67,9 @@ impl PgConnection {
         host: &Host,
         tls: Option<&Arc<ClientConfig>>,
         deadline: Instant,
-    ) -> Result<Self, String> {
-        let mut link =
-            PgStream::connect(host, deadline).map_err(|error| explain_connect(&error))?;
+    ) -> Result<Self, ConnectError> {
+        let mut link = PgStream::connect(host, deadline)
+            .map_err(|error| error_of(&error, explain_connect(&error)))?;
         let mode = uri.sslmode_for(host);
         if mode != SslMode::Disable
             && let Some(config) = tls
@@ -49,20 +89,19 @@ impl PgConnection {
     }
 
     /// Signs in, and waits until the server takes statements.
-    fn start(&mut self, uri: &DatabaseUri, mode: SslMode) -> Result<(), String> {
-        let describe = |error: io::Error| error.to_string();
+    fn start(&mut self, uri: &DatabaseUri, mode: SslMode) -> Result<(), ConnectError> {
         let parameters = [
             ("user", uri.user.as_str()),
             ("database", &uri.database),
             ("client_encoding", "UTF8"),
             ("application_name", "adriaticum"),
         ];
-        frontend::startup_message(parameters, &mut self.output).map_err(describe)?;
+        frontend::startup_message(parameters, &mut self.output)?;
         let password = uri.password.as_ref().map_or("", Secret::expose).as_bytes();
         let (mut scram, mut is_finished, mut is_signed_in) = (None, false, false);
         loop {
-            self.send().map_err(describe)?;
-            match self.message().map_err(describe)? {
+            self.send()?;
+            match self.message()? {
                 Message::AuthenticationSasl(body) => {
                     if password.is_empty() {
                         return Err("it asks for a password: set one in the URI, or in the file that \
@@ -72,8 +111,7 @@ impl PgConnection {
                     let offered: Vec<String> = body
                         .mechanisms()
                         .map(|name| Ok(name.to_owned()))
-                        .collect()
-                        .map_err(describe)?;
+                        .collect()?;
                     let end_point = self
                         .link
                         .certificate()
@@ -85,21 +123,19 @@ impl PgConnection {
                         mechanism,
                         exchange.message(),
                         &mut self.output,
-                    )
-                    .map_err(describe)?;
+                    )?;
                     scram = Some(exchange);
                 }
                 Message::AuthenticationSaslContinue(body) => {
                     let exchange = scram.as_mut().ok_or("it sent an unexpected message")?;
-                    exchange.update(body.data()).map_err(describe)?;
-                    frontend::sasl_response(exchange.message(), &mut self.output)
-                        .map_err(describe)?;
+                    exchange.update(body.data())?;
+                    frontend::sasl_response(exchange.message(), &mut self.output)?;
                 }
                 Message::AuthenticationSaslFinal(body) => {
                     let exchange = scram.as_mut().ok_or("it sent an unexpected message")?;
                     exchange
                         .finish(body.data())
-                        .map_err(|_| "it could not prove that it knows the password".to_owned())?;
+                        .map_err(|_| "it could not prove that it knows the password")?;
                     is_finished = true;
                 }
                 Message::AuthenticationOk
@@ -111,8 +147,8 @@ impl PgConnection {
                 }
                 Message::AuthenticationOk => is_signed_in = true,
                 Message::ParameterStatus(parameter) => {
-                    let is_on = parameter.value().map_err(describe)? == "on";
-                    let name = parameter.name().map_err(describe)?;
+                    let is_on = parameter.value()? == "on";
+                    let name = parameter.name()?;
                     let says_read_only =
                         matches!(name, "in_hot_standby" | "default_transaction_read_only");
                     if says_read_only && is_on && uri.needs_writable {
@@ -121,10 +157,12 @@ impl PgConnection {
                 }
                 Message::BackendKeyData(_) | Message::NoticeResponse(_) => {}
                 Message::ErrorResponse(body) => {
-                    return Err(Fields::read(body.fields())
-                        .map_err(describe)?
-                        .refusal()
-                        .to_string());
+                    let refusal = Fields::read(body.fields())?.refusal();
+                    return Err(ConnectError {
+                        is_full: refusal.state() == TOO_MANY_CONNECTIONS,
+                        cause: refusal.to_string(),
+                        ..ConnectError::default()
+                    });
                 }
                 Message::ReadyForQuery(_) if is_signed_in => {
                     self.is_idle = true;
@@ -142,22 +180,25 @@ impl PgConnection {
     }
 }
 
-fn encrypt(link: &mut PgStream, config: &Arc<ClientConfig>, host: &Host) -> Result<(), String> {
-    let describe = |error: io::Error| error.to_string();
+fn encrypt(
+    link: &mut PgStream,
+    config: &Arc<ClientConfig>,
+    host: &Host,
+) -> Result<(), ConnectError> {
     let mut request = BytesMut::new();
     frontend::ssl_request(&mut request);
-    link.send(&request).map_err(describe)?;
+    link.send(&request)?;
     // One byte and no more: an attacker could have inserted the bytes that follow it before the handshake.
     let mut answer = [0; 1];
-    link.receive(&mut answer).map_err(describe)?;
+    link.receive(&mut answer)?;
     if answer != [b'S'] {
         return Err(
             "it has no TLS: set ssl = on there, or add sslmode=disable if the network can be trusted".into(),
         );
     }
-    let name = tls::server_name(host).map_err(describe)?;
+    let name = tls::server_name(host)?;
     link.encrypt(Arc::clone(config), name)
-        .map_err(|error| tls::explain(&error))
+        .map_err(|error| error_of(&error, tls::explain(&error)))
 }
 
 /// If the system refuses to make a connection, the cause is the sandbox, which an operator would not guess.

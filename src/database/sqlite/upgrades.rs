@@ -102,6 +102,7 @@ fn create(transaction: &Transaction, schema: &Schema, access: Access) -> Result<
 fn dialect(statements: &str) -> String {
     [
         ("{INT}", "INTEGER"),
+        ("{TEXT}", "TEXT"),
         ("{REAL}", "REAL"),
         ("{BLOB}", "BLOB"),
         ("{STRICT}", "STRICT"),

@@ -25,7 +25,7 @@ fn open(uri: &str) -> Result<PgConnection, String> {
     let mode = uri.sslmode_for(&uri.hosts[0]);
     let tls = (mode != SslMode::Disable)
         .then(|| tls::config(mode, uri.sslrootcert.as_deref()).expect("TLS"));
-    PgConnection::open(&uri, &uri.hosts[0], tls.as_ref(), soon())
+    PgConnection::open(&uri, &uri.hosts[0], tls.as_ref(), soon()).map_err(|error| error.cause)
 }
 
 fn connection() -> PgConnection {
