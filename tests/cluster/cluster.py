@@ -223,7 +223,11 @@ class Cluster:
         return [pid for server in (*self.members, *self.nodes.values()) for pid in server.processes()]
 
     def name_of(self, role):
-        return next(name for name, its in self.roles().items() if its == role)
+        """The member that has a role, as soon as one has it: a standby may be joining again."""
+        found = []
+        ensure(until(lambda: found.extend(name for name, its in self.roles().items() if its == role) or found, CHANGE_SECONDS),
+               f"no node became {role}: {self.roles()}")
+        return found[0]
 
     def with_role(self, role):
         return self.nodes[self.name_of(role)]
