@@ -1,4 +1,4 @@
-"""Tests the configurations of nginx, Caddy and HAProxy in docs/deploy.md, in front of the release binary.
+"""Tests the configurations of nginx and Caddy in docs/deploy.md, and of HAProxy in docs/cluster.md, in front of the release binary.
 
     python3 tests/outside/proxies.py
 
@@ -34,7 +34,7 @@ def main():
             own = folder / proxy.__name__
             own.mkdir()
             try_out(proxy, own, runtime)
-            print(f"proxies: {proxy.__name__} as docs/deploy.md has it: a completion, the service's own 413, the console by HTTPS, "
+            print(f"proxies: {proxy.__name__} as documented: a completion, the service's own 413, the console by HTTPS, "
                   "no other host", flush=True)
 
 
@@ -152,25 +152,26 @@ def caddy(folder, port, unix, _):
 
 
 def haproxy(folder, port, _, service_port):
-    lines = put_in(documented("# HAProxy"), {
+    lines = put_in(documented("defaults", "cluster.md"), {
         "bind :443": f"bind 127.0.0.1:{port}",
         "/etc/haproxy/llm.example.org.pem": f"{folder.parent}/both.pem",
-        "127.0.0.1:8080": f"127.0.0.1:{service_port}",
+        "server a 10.0.0.21:8080": f"server a 127.0.0.1:{service_port}",
+        "    server b 10.0.0.22:8080\n": "",
     })
     config = folder / "haproxy.cfg"
     config.write_text(lines)
     return ["haproxy", "-db", "-f", config]
 
 
-def documented(first_line):
-    text = (ROOT / "docs" / "deploy.md").read_text()
+def documented(first_line, page="deploy.md"):
+    text = (ROOT / "docs" / page).read_text()
     blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     return next(block for block in blocks if block.startswith(first_line))
 
 
 def put_in(lines, places):
     for place, value in places.items():
-        ensure(place in lines, f"docs/deploy.md does not have {place!r} any more")
+        ensure(place in lines, f"the documentation does not have {place!r} any more")
         lines = lines.replace(place, value)
     return lines
 
