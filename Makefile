@@ -147,7 +147,7 @@ bench-model: need-bench need-model build ## Measure what each gateway takes from
 bench-memory: need-bench build ## Find the least memory for 4, 16 and 64 workers (as root)
 	$(PYTHON) bench/memory.py
 
-bench-docs: ## Write the last results of the other bench targets into README.md and docs/performance.md
+bench-docs: ## Write the last results of the other bench targets, and a picture of them, into README.md and docs/performance.md
 	$(PYTHON) bench/publish.py
 
 bench-scale: need-bench build bench-tools ## Measure how the cost grows: connections, bodies, keys, workers, and ROWS in the ledger

@@ -135,6 +135,11 @@ def summary(runs):
     return {"median": middle, "spread": (max(runs) - min(runs)) / 2 / abs(middle) if middle else 0.0, "runs": runs}
 
 
+def is_noise(figure):
+    """Returns whether a figure differs between rounds by more than itself."""
+    return figure["spread"] > 1
+
+
 def machine():
     model = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
     return f"{os.cpu_count()} × {model[1] if model else platform.machine()}, Linux {platform.release()}"

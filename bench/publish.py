@@ -1,5 +1,5 @@
 """Writes the last results of compare.py, model.py, scale.py, memory.py, database.py and console.py into README.md and
-docs/performance.md, between their marks. All of them have to be of the same build."""
+docs/performance.md, between their marks, and draws the picture of both. All results have to be of the same build."""
 
 import json
 
@@ -8,7 +8,9 @@ import console
 import database
 import memory
 import model
+import picture
 import scale
+from measure import is_noise
 from subjects import ROOT, origin
 
 README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "performance.md"
@@ -20,8 +22,14 @@ def main():
     builds = {module.RESULT.name: result["build"] for module, result in results.items()}
     if len(set(builds.values())) > 1:
         raise SystemExit(f"target/ has results of different builds: {builds}. Measure with one build, or remove the others.")
+    if not results:
+        raise SystemExit(f"{compare.RESULT.parent} has no results. Measure first: make bench PEERS=1, make bench-model, …")
+    if compare in results:
+        picture.PATH.write_text(picture.svg(results[compare]))
+        print(f"{picture.PATH.relative_to(ROOT)}: drew {compare.RESULT.relative_to(ROOT)}")
     for module, page, mark, text in (
-        (compare, README, "figures", three_figures),
+        (compare, README, "picture", lambda result: embedded(result, README)),
+        (compare, PERFORMANCE, "picture", lambda result: embedded(result, PERFORMANCE)),
         (compare, PERFORMANCE, "comparison", comparison),
         (model, README, "model", lost_tokens),
         (model, PERFORMANCE, "model", beside_a_model),
@@ -46,13 +54,8 @@ def put_between_marks(page, mark, lines):
     page.write_text(before + begin + "\n".join(["", *lines, "", ""]) + end + after)
 
 
-def three_figures(result):
-    value = {figure: its["median"] for figure, its in result["subjects"][compare.SHIPPED].items()}
-    yield "| | |"
-    yield "|---|--:|"
-    yield f"| latency added to a request, median, with its row synced to disk | {value['added_us']:,.0f} µs |"
-    yield f"| requests per second, 32 clients, on {result['machine'].split(' ')[0]} cores | {value['rate_32']:,.0f} |"
-    yield f"| resident memory after that load | {value['loaded_mib']:.1f} MiB |"
+def embedded(result, page):
+    yield f"![{picture.description(result)}]({picture.PATH.relative_to(page.parent)})"
 
 
 def comparison(result):
@@ -78,8 +81,7 @@ def comparison(result):
 
 
 def latency(figure):
-    """A latency that differs between rounds by more than itself is noise."""
-    return f"{figure['median']:,.0f} µs" if figure["spread"] <= 1 else "not measurable"
+    return "not measurable" if is_noise(figure) else f"{figure['median']:,.0f} µs"
 
 
 def lost_tokens(result):
