@@ -165,7 +165,7 @@ impl DatabaseError {
 
     /// Returns whether every row would fail with it, so that none of a group need be tried alone. If the outcome is
     /// unknown, none may be.
-    pub fn is_of_group(&self) -> bool {
+    pub fn fails_every_row(&self) -> bool {
         !matches!(self, Self::Other(_) | Self::NoRow | Self::Panicked)
     }
 

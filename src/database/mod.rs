@@ -262,10 +262,8 @@ impl Database {
             };
             let can_help = transaction.is_lost() || matches!(error, DatabaseError::Busy);
             if !can_help || mode.is_over() {
-                if let DatabaseError::Unknown(cause) = &error {
-                    if let Self::Postgres(postgres) = self {
-                        postgres.lose_connections(cause);
-                    }
+                if let (DatabaseError::Unknown(cause), Self::Postgres(postgres)) = (&error, self) {
+                    postgres.lose_connections(cause);
                 }
                 return Err(doubt.map_or(error, |(_, unknown)| unknown));
             }

@@ -79,7 +79,9 @@ impl Ledger {
     fn write_group(&self, group: &[&LedgerRow], deadline: Instant) -> Vec<Result<()>> {
         let results = match self.write_together(group, deadline) {
             Ok(results) => results,
-            Err(error) if error.is_of_group() || group.len() == 1 => vec![Err(error); group.len()],
+            Err(error) if error.fails_every_row() || group.len() == 1 => {
+                vec![Err(error); group.len()]
+            }
             // Tries each row alone, to find the failing one.
             Err(_) => {
                 let alone = |row| {

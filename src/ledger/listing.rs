@@ -28,7 +28,7 @@ impl RowFilter {
             || self.cause.is_some()
             || self.least_ms.is_some()
             || self.most_ms.is_some();
-        let (key_id, matching) = match self.is_of_errors() {
+        let (key_id, matching) = match self.selects_errors() {
             false => (self.key_id.clone(), Matching::Anything),
             true => (None, Matching::Failure),
         };
@@ -44,12 +44,12 @@ impl RowFilter {
     }
 
     /// Returns whether only rows with an error are wanted: they have an index. A cause without one belongs to no row.
-    fn is_of_errors(&self) -> bool {
+    fn selects_errors(&self) -> bool {
         self.cause.is_some() || matches!(self.matching, Matching::Failure | Matching::Code(_))
     }
 
     pub fn searched_rows(&self) -> i64 {
-        if self.key_id.is_none() && !self.is_of_errors() {
+        if self.key_id.is_none() && !self.selects_errors() {
             SEARCHED_ROWS
         } else {
             SEARCHED_APART
@@ -191,7 +191,7 @@ pub fn ids(
     let mut parameters = between.map(SqlValue::from).to_vec();
     let mut key_id = "key_id =";
     let mut conditions = String::new();
-    if filter.is_of_errors() {
+    if filter.selects_errors() {
         // The index of failures has their keys too. No index serves this expression, so that one is used.
         key_id = "key_id || '' =";
         conditions += "AND error_code IS NOT NULL";

@@ -115,13 +115,13 @@ impl MissingRows {
             };
             let until = day.saturating_add(DAY);
             let ids = [day, until].map(RequestId::from);
-            let of_hours = session.rows(
+            let differences = session.rows(
                 &hours,
                 &values![day, until, &ids[0], &ids[1]],
                 Difference::read,
             )?;
             let mut day_places = BTreeSet::new();
-            for difference in of_hours {
+            for difference in differences {
                 self.add_unproven(difference.start, difference.span);
                 // The day of an hour that can't be proven can't be proven either.
                 day_places.insert(difference.rest.clone());

@@ -448,12 +448,12 @@ mod tests {
             }),
             HeadStatus::Missing
         );
-        let of_another = ChainHead {
+        let other_chain = ChainHead {
             gateway: "a".into(),
             ..head.clone()
         };
-        assert_eq!(find(&of_another), HeadStatus::Missing);
-        assert!(of_another.to_string().starts_with("a:10:"));
+        assert_eq!(find(&other_chain), HeadStatus::Missing);
+        assert!(other_chain.to_string().starts_with("a:10:"));
         while store
             .ledger
             .remove_before(i64::MAX, i64::MAX, 100)

@@ -30,7 +30,7 @@ impl SqlError {
     }
 
     /// Returns whether this host is the cause: it shuts down, only reads, or has lost the session's statements.
-    pub fn is_of_host(&self) -> bool {
+    pub fn is_host_failure(&self) -> bool {
         let state = self.state();
         state.starts_with("08")
             || state.starts_with("57P")

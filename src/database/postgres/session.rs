@@ -53,7 +53,7 @@ impl PgSession {
             pooled
                 .connection()
                 .run_between(self.begin.take(), statements, end, deadline, each);
-        if matches!(&outcome, Err(error) if matches!(error, SqlError::Unknown(_)) || error.is_of_host())
+        if matches!(&outcome, Err(error) if matches!(error, SqlError::Unknown(_)) || error.is_host_failure())
             && let Some(pooled) = borrowed.take()
         {
             pooled.distrust();

@@ -86,7 +86,7 @@ impl SessionLock {
         }
         let renewed = self.beat(heartbeat);
         if let Err(error) = &renewed
-            && (matches!(error, SqlError::Unknown(_)) || error.is_of_host())
+            && (matches!(error, SqlError::Unknown(_)) || error.is_host_failure())
         {
             // The server may be a primary that was replaced.
             (self.connection, self.host) = (None, self.pool.after(self.host));

@@ -29,8 +29,8 @@ impl FileLock {
         // Beside the database's own file, whichever link leads to it. A database that is yet to be created has no link.
         let real = files::resolve(database).unwrap_or_else(|_| database.to_owned());
         let path = with_suffix(&real, ".lock");
-        let of_name = |error| LockError::Io(path.clone(), error);
-        files::create(&path).map_err(of_name)?;
+        let lock_file_error = |error| LockError::Io(path.clone(), error);
+        files::create(&path).map_err(lock_file_error)?;
         let mut options = File::options();
         options.read(true).custom_flags(files::NO_FOLLOW);
         let mut name = options
@@ -38,8 +38,8 @@ impl FileLock {
             .write(true)
             .open(&path)
             .map(keep_open)
-            .map_err(of_name)?;
-        if !try_lock(&name).map_err(of_name)? {
+            .map_err(lock_file_error)?;
+        if !try_lock(&name).map_err(lock_file_error)? {
             let mut holder = String::new();
             let _ = name.read_to_string(&mut holder);
             return Err(LockError::Taken(holder.trim().parse().ok()));
@@ -48,13 +48,13 @@ impl FileLock {
         let _ = name
             .set_len(0)
             .and_then(|()| writeln!(name, "{}", process::id()));
-        let of_database = |error: io::Error| LockError::Database(error.into());
+        let database_error = |error: io::Error| LockError::Database(error.into());
         // Only then: `create` closes a descriptor of a file that is there, and `move` has the database open.
         if !real.exists() {
-            files::create(&real).map_err(of_database)?;
+            files::create(&real).map_err(database_error)?;
         }
-        let database = options.open(&real).map(keep_open).map_err(of_database)?;
-        if !try_lock(&database).map_err(of_database)? {
+        let database = options.open(&real).map(keep_open).map_err(database_error)?;
+        if !try_lock(&database).map_err(database_error)? {
             return Err(LockError::Taken(None));
         }
         Ok(Self { database })

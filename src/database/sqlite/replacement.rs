@@ -50,21 +50,21 @@ impl Replacement {
         backup: &Path,
         progress: &Progress,
     ) -> Result<Self, ReplacementError> {
-        let of_backup = |error: io::Error| ReplacementError::Backup(error.into());
-        let of_target = |error: io::Error| ReplacementError::Present(error.into());
-        let content = files::open(backup).map_err(of_backup)?;
-        let file = content.metadata().map_err(of_backup)?;
+        let backup_error = |error: io::Error| ReplacementError::Backup(error.into());
+        let target_error = |error: io::Error| ReplacementError::Present(error.into());
+        let content = files::open(backup).map_err(backup_error)?;
+        let file = content.metadata().map_err(backup_error)?;
         let database = match files::resolve(database) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => database.to_owned(),
-            resolved => resolved.map_err(of_target)?,
+            resolved => resolved.map_err(target_error)?,
         };
         if fs::metadata(&database)
             .is_ok_and(|other| (other.dev(), other.ino()) == (file.dev(), file.ino()))
         {
-            return Err(of_backup(io::Error::other("it is the database itself")));
+            return Err(backup_error(io::Error::other("it is the database itself")));
         }
         // The links are resolved, as SQLite does it.
-        let backup = fs::canonicalize(backup).map_err(of_backup)?;
+        let backup = fs::canonicalize(backup).map_err(backup_error)?;
         let beside = LOGS.map(|log| with_suffix(&backup, log));
         if let Some(log) = beside
             .into_iter()
@@ -78,8 +78,8 @@ impl Replacement {
             version: 0,
         };
         // An interrupted restore may have left a copy.
-        replacement.remove_copy().map_err(of_target)?;
-        copy(&content, &replacement.copy, progress).map_err(of_target)?;
+        replacement.remove_copy().map_err(target_error)?;
+        copy(&content, &replacement.copy, progress).map_err(target_error)?;
         replacement.version = replacement
             .check(progress)
             .map_err(ReplacementError::Backup)?;
