@@ -8,7 +8,7 @@ use super::page_request::Operator;
 use super::usage_view::UsageView;
 use super::{PageError, PageResult, layout};
 use crate::http::Response;
-use crate::http::response::{Broken, Pieces};
+use crate::http::response::{BodyStream, BodyStreamError};
 use crate::store::{LedgerRow, Range, RowFilter, Span, Store, StoreError, Sums};
 use crate::text::{cells, csv_line};
 use crate::when;
@@ -31,7 +31,7 @@ const TOTALS_COLUMNS: [&str; 9] = [
 const MAX_EXPORTS: usize = 4;
 
 /// The next piece of a download, empty if nothing was found yet; `None` at the end.
-type NextPiece = Result<Option<String>, Broken>;
+type NextPiece = Result<Option<String>, BodyStreamError>;
 
 struct Download<F> {
     next_piece: F,
@@ -39,8 +39,8 @@ struct Download<F> {
     _permit: Arc<()>,
 }
 
-impl<F: FnMut() -> NextPiece + Send> Pieces for Download<F> {
-    fn next(&mut self) -> Result<Option<Vec<u8>>, Broken> {
+impl<F: FnMut() -> NextPiece + Send> BodyStream for Download<F> {
+    fn next(&mut self) -> Result<Option<Vec<u8>>, BodyStreamError> {
         Ok((self.next_piece)()?.map(String::into_bytes))
     }
 }
@@ -79,7 +79,7 @@ fn row_pieces(store: Arc<Store>, filter: RowFilter, is_json: bool) -> impl FnMut
             .oldest(&filter, after.as_deref(), ROWS_PER_PIECE)
             .map_err(|error| {
                 log::error!("console, export: {error}");
-                Broken
+                BodyStreamError
             })?;
         let mut piece = String::new();
         for row in &listing.rows {
@@ -123,7 +123,7 @@ pub fn totals(operator: &Operator) -> PageResult {
             .map(Some)
             .map_err(|error| {
                 log::error!("console, totals: {error}");
-                Broken
+                BodyStreamError
             })
     })
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::PendingRequest;
 use crate::client::Cancellation;
-use crate::http::response::{ConnectionHeader, Pieces};
+use crate::http::response::{BodyStream, ConnectionHeader};
 use crate::mutex::lock;
 use crate::network::ClientNetwork;
 use crate::secret::SecretDigest;
@@ -65,7 +65,7 @@ pub(super) enum Work {
     /// Answers a complete request.
     Answer(PendingRequest),
     /// Makes the next piece of a long response.
-    Piece(Box<dyn Pieces>, ConnectionHeader),
+    Piece(Box<dyn BodyStream>, ConnectionHeader),
 }
 
 impl Job {
@@ -485,8 +485,8 @@ impl Job {
     /// A job that is known by its number.
     pub fn numbered(connection: usize, ticket: Ticket) -> Self {
         struct NoPieces;
-        impl Pieces for NoPieces {
-            fn next(&mut self) -> Result<Option<Vec<u8>>, crate::http::response::Broken> {
+        impl BodyStream for NoPieces {
+            fn next(&mut self) -> Result<Option<Vec<u8>>, crate::http::response::BodyStreamError> {
                 Ok(None)
             }
         }

@@ -17,7 +17,7 @@ use super::strangers::KnownLanes;
 use super::{Destination, Listener, PendingRequest, Pulse, RequestIdentity, Service, Ticket};
 use crate::client::Cancellation;
 use crate::http::Response;
-use crate::http::response::{ConnectionHeader, Pieces, chunk};
+use crate::http::response::{BodyStream, ConnectionHeader, chunk};
 use crate::mutex::lock;
 
 /// The console has two threads of its own, so that no page delays a completion. More would only use more memory.
@@ -117,7 +117,7 @@ impl<S: Service> Workers<S> {
     pub fn make_next_piece(
         &self,
         connection: usize,
-        rest: Box<dyn Pieces>,
+        rest: Box<dyn BodyStream>,
         header: ConnectionHeader,
     ) {
         let ticket = Ticket {

@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use adriaticum::error::Failure;
-use adriaticum::http::response::{Broken, Pieces};
+use adriaticum::http::response::{BodyStream, BodyStreamError};
 use adriaticum::http::{self, MAX_HEAD, Request, RequestHead, Response};
 use adriaticum::listener::{
     Acceptor, Admission, Cause, Certificate, Lane, Level, Limits, Load, PendingRequest,
@@ -131,13 +131,13 @@ struct Numbers {
     end: usize,
 }
 
-impl Pieces for Numbers {
-    fn next(&mut self) -> Result<Option<Vec<u8>>, Broken> {
+impl BodyStream for Numbers {
+    fn next(&mut self) -> Result<Option<Vec<u8>>, BodyStreamError> {
         if self.next == self.end {
             return Ok(None);
         }
         if self.end == usize::MAX && self.next == 3 {
-            return Err(Broken);
+            return Err(BodyStreamError);
         }
         self.next += 1;
         Ok(Some(format!("{:8192}", self.next).into_bytes()))

@@ -10,7 +10,7 @@ use super::limits::Limits;
 use super::socket::InboundStream;
 use super::tls::TlsSession;
 use super::{Admission, Destination, PendingRequest, Ticket};
-use crate::http::response::{ConnectionHeader, Pieces, Response};
+use crate::http::response::{BodyStream, ConnectionHeader, Response};
 use crate::http::{ClientInfo, Malformed, Reader, RequestHead};
 
 pub(super) struct InboundConnection {
@@ -50,7 +50,7 @@ pub(super) struct Outgoing {
     pub bytes: Vec<u8>,
     pub sent: usize,
     /// Makes the next piece once this one is sent.
-    pub rest: Option<Box<dyn Pieces>>,
+    pub rest: Option<Box<dyn BodyStream>>,
     pub header: ConnectionHeader,
 }
 
@@ -118,7 +118,7 @@ pub(super) enum TurnResult {
     /// The head was enough for a response.
     Answered(Outgoing),
     /// A piece of a long response is sent; the next one has to be made.
-    Next(Box<dyn Pieces>, ConnectionHeader),
+    Next(Box<dyn BodyStream>, ConnectionHeader),
     Malformed(Malformed),
     Gone,
 }
