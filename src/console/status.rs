@@ -12,7 +12,7 @@ use super::verdict::{self, PartState};
 use super::{Console, PageResult, format};
 use crate::checks::Verdict;
 use crate::config::GroundingMode;
-use crate::listener::{Cause, Level};
+use crate::listener::{Cause, Occupancy};
 use crate::store::{Gateway, StoreError};
 use crate::text::{count, grouped};
 use crate::when;
@@ -223,7 +223,7 @@ fn queue_by_key(console: &Console) -> Result<Markup, StoreError> {
     })
 }
 
-fn level(level: Level) -> String {
+fn level(level: Occupancy) -> String {
     format!(
         "{} of {}",
         grouped(level.now as i64),

@@ -109,13 +109,13 @@ impl Cause {
 #[derive(Clone, Copy, Debug)]
 pub struct Snapshot {
     /// Workers that have a request.
-    pub workers: Level,
+    pub workers: Occupancy,
     /// Complete requests that wait for a worker.
-    pub queue: Level,
+    pub queue: Occupancy,
     /// Open connections, idle ones too.
-    pub connections: Level,
+    pub connections: Occupancy,
     /// The bytes held for clients: heads, bodies, answers not yet sent.
-    pub buffered_bytes: Level,
+    pub buffered_bytes: Occupancy,
     /// Connections that were taken.
     pub accepted: u64,
     /// In the order of [`Cause::ALL`].
@@ -130,7 +130,7 @@ impl Snapshot {
 
 /// A count and its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Level {
+pub struct Occupancy {
     pub now: usize,
     pub most: usize,
 }
@@ -199,19 +199,19 @@ impl Load {
         let (running, waiting) = self.queue.load();
         let waiting = waiting + self.strangers.load().1;
         Snapshot {
-            workers: Level {
+            workers: Occupancy {
                 now: running,
                 most: workers,
             },
-            queue: Level {
+            queue: Occupancy {
                 now: waiting,
                 most: queue,
             },
-            connections: Level {
+            connections: Occupancy {
                 now: self.connections.load(Ordering::Relaxed),
                 most: max_connections,
             },
-            buffered_bytes: Level {
+            buffered_bytes: Occupancy {
                 now: self.buffered.load(Ordering::Relaxed),
                 most: buffered_bytes,
             },

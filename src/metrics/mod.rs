@@ -400,7 +400,7 @@ fn measured(figure: Option<i64>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::listener::Level;
+    use crate::listener::Occupancy;
     use crate::store::{Budget, BudgetPeriod};
 
     const LEDGER: LedgerGauges = LedgerGauges {
@@ -410,10 +410,10 @@ mod tests {
 
     fn load() -> Snapshot {
         Snapshot {
-            workers: Level { now: 3, most: 16 },
-            queue: Level { now: 0, most: 64 },
-            connections: Level { now: 7, most: 4096 },
-            buffered_bytes: Level {
+            workers: Occupancy { now: 3, most: 16 },
+            queue: Occupancy { now: 0, most: 64 },
+            connections: Occupancy { now: 7, most: 4096 },
+            buffered_bytes: Occupancy {
                 now: 1024,
                 most: 65536,
             },

@@ -12,7 +12,7 @@ use adriaticum::error::Failure;
 use adriaticum::http::response::{BodyStream, BodyStreamError};
 use adriaticum::http::{self, MAX_HEAD, Request, RequestHead, Response};
 use adriaticum::listener::{
-    Acceptor, Admission, Cause, Certificate, Lane, Level, Limits, Load, PendingRequest,
+    Acceptor, Admission, Cause, Certificate, Lane, Limits, Load, Occupancy, PendingRequest,
     RequestIdentity, RunningCall, Service,
 };
 
@@ -691,7 +691,7 @@ fn the_longest_idle_connection_makes_room() {
     let snapshot = running.load.snapshot();
     assert_eq!(
         (snapshot.connections, snapshot.accepted),
-        (Level { now: 4, most: 4 }, 6)
+        (Occupancy { now: 4, most: 4 }, 6)
     );
     assert_eq!(
         (
@@ -1209,7 +1209,7 @@ fn a_full_queue_sheds_at_once_and_every_place_is_used() {
     let snapshot = running.load.snapshot();
     assert_eq!(
         (snapshot.workers, snapshot.queue),
-        (Level { now: 1, most: 1 }, Level { now: 2, most: 2 })
+        (Occupancy { now: 1, most: 1 }, Occupancy { now: 2, most: 2 })
     );
     assert_eq!(
         (
