@@ -10,7 +10,7 @@
 //! - `search` finds the passages that ground an answer, `runtime` calls the inference runtime, both through
 //!   `client`; `store` keeps the keys and the ledger.
 //! - `background` makes test writes, probes failed runtimes, removes old rows and keeps the heartbeat of a gateway.
-//! - `metrics` counts requests and their outcomes.
+//! - `metrics` counts requests and their outcomes; `monitoring` serves them, and answers health probes.
 //! - `supervisor` reports to systemd (readiness, reloads, stops, the watchdog) and reloads the configuration.
 //!
 //! Invariants:
@@ -42,6 +42,7 @@ pub mod store;
 mod background;
 mod checks;
 mod metrics;
+mod monitoring;
 pub mod supervisor;
 
 mod der;

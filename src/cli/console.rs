@@ -7,7 +7,7 @@ use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 use super::audit::actor;
 use super::{CliError, failed, open_with};
 use crate::config::Config;
-use crate::console::password;
+use crate::console::session::password;
 use crate::store::Access;
 
 /// Set the console's password

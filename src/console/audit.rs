@@ -2,10 +2,12 @@
 
 use maud::{Markup, html};
 
-use super::form::link;
-use super::html_table::{cards, choices, heading, page_links};
-use super::page_request::Operator;
-use super::{PageResult, format, layout};
+use super::html::form::link;
+use super::html::format;
+use super::html::table::{cards, choices, heading, page_links};
+use super::layout;
+use super::page_error::PageResult;
+use super::request::Operator;
 use crate::id::has_shape;
 use crate::store::{AuditRow, AuditSubject};
 

@@ -4,9 +4,9 @@ use std::net::IpAddr;
 
 use maud::html;
 
-use super::PageError;
 use super::layout::{copy_box, operator_page, plain_page};
-use super::page_request::Operator;
+use super::page_error::PageError;
+use super::request::Operator;
 use crate::http::Response;
 use crate::logging;
 use crate::store::StoreError;

@@ -2,9 +2,10 @@
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use super::assets::{ICON, SCRIPT, STYLE};
-use super::page_request::{self, Operator};
-use super::verdict;
+use super::html::assets::{ICON, SCRIPT, STYLE};
+use super::request::Operator;
+use super::session::cookies;
+use super::status::verdict;
 use crate::http::Response;
 
 /// Allows nothing but what this host serves, no script or style within a page, and no frame around it.
@@ -118,5 +119,5 @@ pub fn copy_box(title: &str, id: &str, text: &str) -> Markup {
 
 /// The hidden field that protects every form against requests from other sites. It is bound to the session's cookie.
 pub fn form_token(cookie: &str) -> Markup {
-    html! { input type="hidden" name="token" value=(page_request::form_token(cookie)); }
+    html! { input type="hidden" name="token" value=(cookies::form_token(cookie)); }
 }

@@ -3,7 +3,7 @@
 
 use maud::{Markup, html};
 
-use super::format::figure;
+use crate::console::html::format::figure;
 
 /// The drawing's own units: the width of a bar's place, the part of it that the bar fills, and the height.
 const PLACE: usize = 10;

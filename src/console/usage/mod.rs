@@ -1,14 +1,23 @@
 //! The usage page: figures, charts, errors, and the usage of each key.
 
+mod bar_interval;
+mod by_key;
+mod chart;
+pub mod filters;
+mod report;
+mod report_charts;
+pub mod view;
+
 use maud::{Markup, html};
 
-use super::format::figure;
-use super::html_table::{heading, table};
-use super::page_request::Operator;
-use super::usage_report::{UsageReport, percentile};
-use super::usage_view::UsageView;
-use super::{PageResult, chart, filters, format, layout, usage_by_key, usage_charts};
-use crate::store::{Key, Sums};
+use self::report::{UsageReport, percentile, tokens};
+use self::view::UsageView;
+use super::html::format::{self, figure, rate};
+use super::html::table::{heading, table};
+use super::layout;
+use super::page_error::PageResult;
+use super::request::Operator;
+use crate::store::Key;
 use crate::text::{count, grouped};
 
 pub fn page(operator: &Operator) -> PageResult {
@@ -34,8 +43,8 @@ pub fn page(operator: &Operator) -> PageResult {
 
 fn overview(view: &UsageView, keys: &[Key], report: &UsageReport, page: usize, now: i64) -> Markup {
     let (charts, figures) = chart::draw(
-        &usage_charts::all(report),
-        &usage_charts::axis(view, report, now),
+        &report_charts::all(report),
+        &report_charts::axis(view, report, now),
     );
     html! {
         (filters::range(view, now))
@@ -54,7 +63,7 @@ fn overview(view: &UsageView, keys: &[Key], report: &UsageReport, page: usize, n
                 @if !report.errors.is_empty() { (errors(view, report)) }
             }
             (figures)
-            (usage_by_key::section(view, report, page))
+            (by_key::section(view, report, page))
             p.export {
                 "Export the totals by key and day: " a href=(view.address("/usage/totals.csv")) download { "CSV" }
                 ". The rows: see " a href=(view.address("/requests")) { "the requests" } "."
@@ -107,30 +116,6 @@ fn cards(view: &UsageView, report: &UsageReport) -> Markup {
     }
 }
 
-/// The tokens in, out and in all. A sum is unknown, not zero, if no completion was measured; every prompt has tokens.
-pub fn tokens(sums: &Sums) -> [Option<i64>; 3] {
-    let total = sums.measured().filter(|_| sums.succeeded() > 0);
-    let prompt = total
-        .and(Some(sums.prompt_tokens))
-        .filter(|tokens| *tokens > 0);
-    [prompt, total.and(Some(sums.completion_tokens)), total]
-}
-
-/// A share in percent. Rounding never makes it 0 % or 100 %.
-pub fn rate(part: i64, all: i64) -> String {
-    if all == 0 {
-        return "–".into();
-    }
-    let percent = part as f64 / all as f64 * 100.0;
-    match percent {
-        p if part == all || p == 0.0 => format!("{p:.0} %"),
-        p if p < 0.1 => "< 0.1 %".into(),
-        p if p > 99.99 => "> 99.99 %".into(),
-        p if p > 99.9 => format!("{p:.2} %"),
-        p => format!("{:.1} %", p.min(99.9)),
-    }
-}
-
 fn errors(view: &UsageView, report: &UsageReport) -> Markup {
     let cells = |(status, code, requests): &(Option<i64>, String, i64)| {
         let of_code = UsageView {
@@ -150,26 +135,6 @@ fn errors(view: &UsageView, report: &UsageReport) -> Markup {
         section.chart {
             h2 { "Errors by code" }
             (table("numbers", false, &["Code", "Status", "Requests", "Share"].map(heading), report.errors.iter().map(cells)))
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_rate_is_whole_only_where_it_is() {
-        for (part, all, text) in [
-            (0, 0, "–"),
-            (0, 9, "0 %"),
-            (9, 9, "100 %"),
-            (1, 3, "33.3 %"),
-            (1, 100_000, "< 0.1 %"),
-            (9_996, 10_000, "99.96 %"),
-            (999_999, 1_000_000, "> 99.99 %"),
-        ] {
-            assert_eq!(rate(part, all), text, "{part} of {all}");
         }
     }
 }

@@ -1,15 +1,20 @@
 //! The status page: the results of the checks, the queue, the gateways, and facts about the service.
 
+pub mod check_runner;
+pub mod verdict;
+
 use std::cmp::Reverse;
 use std::time::Duration;
 
 use maud::{Markup, html};
 
-use super::html_table::{cards, heading, scrolling};
+use self::verdict::PartState;
+use super::html::format;
+use super::html::table::{cards, heading, scrolling};
 use super::layout::{self, form_token};
-use super::page_request::Operator;
-use super::verdict::{self, PartState};
-use super::{Console, PageResult, format};
+use super::page_error::PageResult;
+use super::request::Operator;
+use super::state::Console;
 use crate::checks::Verdict;
 use crate::config::GroundingMode;
 use crate::listener::{Cause, Occupancy};
@@ -25,7 +30,7 @@ const SEEN_LATELY: i64 = 5;
 
 pub fn page(operator: &Operator) -> PageResult {
     let console = operator.console;
-    console.checks.start(console, MAX_AGE);
+    console.start_checks(MAX_AGE);
     let is_running = console.checks.are_running();
     let checked = console.checks.latest().map(|run| run.time);
     let parts = verdict::parts(console);
@@ -55,10 +60,7 @@ pub fn page(operator: &Operator) -> PageResult {
 }
 
 pub fn check_again(operator: &Operator) -> PageResult {
-    operator
-        .console
-        .checks
-        .start(operator.console, Duration::ZERO);
+    operator.console.start_checks(Duration::ZERO);
     Ok(layout::redirect("/status"))
 }
 
@@ -127,9 +129,9 @@ fn facts(console: &Console) -> Markup {
         h2 { "The service" }
         dl.facts {
             dt { "Uptime" } dd { (format::long_duration(console.started.elapsed())) }
-            dt { "Workers busy" } dd { (level(load.workers)) }
-            dt { "Queue" } dd { (level(load.queue)) }
-            dt { "Connections" } dd { (level(load.connections)) }
+            dt { "Workers busy" } dd { (occupancy(load.workers)) }
+            dt { "Queue" } dd { (occupancy(load.queue)) }
+            dt { "Connections" } dd { (occupancy(load.connections)) }
             dt { "Buffers" } dd { (format!("{buffered:.1} of {buffer_limit:.1} MiB")) }
             dt { "Rejected (no room)" } dd { (count((load.of(Cause::QueueFull) + load.of(Cause::BuffersFull)) as i64, "request")) " since the start" }
             @if let Some(searches) = searches(console) { dt { "Search" } dd { (searches) } }
@@ -223,10 +225,6 @@ fn queue_by_key(console: &Console) -> Result<Markup, StoreError> {
     })
 }
 
-fn level(level: Occupancy) -> String {
-    format!(
-        "{} of {}",
-        grouped(level.now as i64),
-        grouped(level.most as i64)
-    )
+fn occupancy(Occupancy { now, most }: Occupancy) -> String {
+    format!("{} of {}", grouped(now as i64), grouped(most as i64))
 }

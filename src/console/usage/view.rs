@@ -1,12 +1,11 @@
 //! The range of time, the filters and the order of the usage and requests pages, as their addresses have them.
 
-use super::PageError;
 use super::bar_interval::DAY;
-use super::form::{Form, link};
-use super::html_table::SortOrder;
-use super::key_list;
-use super::page_request::Operator;
-use super::usage_by_key::{COLUMNS, DEFAULT_ORDER};
+use crate::console::html::form::{Form, link};
+use crate::console::html::table::{SortColumn, SortOrder};
+use crate::console::keys::list::is_match;
+use crate::console::page_error::PageError;
+use crate::console::request::Operator;
 use crate::store::{Filter, Key, Matching, Range, RowFilter, SecretUse, Store, StoreError};
 use crate::when::{self, When};
 
@@ -21,6 +20,50 @@ pub const CHOICES: [(&str, &str); 8] = [
     ("last-month", "Last month"),
     ("all", "All"),
 ];
+
+/// The columns of the table by key.
+pub const COLUMNS: [SortColumn; 7] = [
+    SortColumn {
+        word: "key",
+        heading: "Key",
+        greatest_first: false,
+    },
+    SortColumn {
+        word: "requests",
+        heading: "Requests",
+        greatest_first: true,
+    },
+    SortColumn {
+        word: "success",
+        heading: "Succeeded",
+        greatest_first: true,
+    },
+    SortColumn {
+        word: "in",
+        heading: "Tokens in",
+        greatest_first: true,
+    },
+    SortColumn {
+        word: "out",
+        heading: "Tokens out",
+        greatest_first: true,
+    },
+    SortColumn {
+        word: "tokens",
+        heading: "Total tokens",
+        greatest_first: true,
+    },
+    SortColumn {
+        word: "share",
+        heading: "Share of tokens",
+        greatest_first: true,
+    },
+];
+
+pub const DEFAULT_ORDER: SortOrder = SortOrder {
+    column: "tokens",
+    is_descending: true,
+};
 
 /// The codes that a row of the ledger can have.
 pub const CODES: [&str; 7] = [
@@ -272,7 +315,7 @@ impl UsageView {
             return Ok(self);
         }
         let is_marked = |key: &&Key| self.key_text.rsplit(' ').next() == Some(key.mark());
-        let is_part = |key: &&Key| key_list::is_match(key, &self.key_text);
+        let is_part = |key: &&Key| is_match(key, &self.key_text);
         let mut found: Vec<Key> = keys.iter().filter(is_marked).cloned().collect();
         if found.is_empty() {
             found = store.resolve_key(&self.key_text, SecretUse::Refused)?;

@@ -4,10 +4,10 @@
 use std::cmp::Reverse;
 use std::time::Instant;
 
-use super::Console;
 use super::check_runner::CheckRun;
 use crate::checks::{self, Finding, Verdict};
 use crate::config::GroundingMode;
+use crate::console::state::Console;
 use crate::runtime::RuntimeStatus;
 use crate::text::count;
 use crate::when;

@@ -1,9 +1,10 @@
 //! A request to the console: its fields, its origin, its cookies and its session.
 
-use super::form::{Form, link};
-use super::key_form::KeyForm;
-use super::{Console, PageError};
-use crate::http::{ClientInfo, Request, RequestHead};
+use super::html::form::{Form, link};
+use super::page_error::PageError;
+use super::session::cookies::{self, BROWSER, SESSION, form_token};
+use super::state::Console;
+use crate::http::Request;
 use crate::secret::{SecretDigest, contains_secret};
 use crate::store::{Actor, Store, TokenKind};
 use crate::when;
@@ -17,13 +18,19 @@ const MAX_TYPED_ADDRESS: usize = 2 * 1024;
 /// The field of such an address that has the token of this browser, so that no other site's link fills a form in.
 const TYPED: &str = "typed";
 
-pub const SESSION: &str = "adriaticum_session";
-pub const BROWSER: &str = "adriaticum_browser";
-pub const VISITOR: &str = "adriaticum_visitor";
-
-/// With this prefix, a browser accepts the cookie over HTTPS and from this host only: neither a page of another host nor a forged
-/// response over plain HTTP can replace it.
-const HOST_PREFIX: &str = "__Host-";
+/// The fields of a key's form that such an address keeps: those that a person fills in, and those
+/// that the result depends on.
+const KEPT_FIELDS: [&str; 9] = [
+    "name",
+    "permission",
+    "expires",
+    "date",
+    "concurrent",
+    "budget",
+    "budget_per",
+    "loaded",
+    "version",
+];
 
 pub struct PageRequest<'a> {
     pub http: &'a Request,
@@ -84,9 +91,8 @@ impl<'a> PageRequest<'a> {
             "/sign-out" => "/",
             path => path,
         };
-        let is_typed = |(name, value): &(&str, &str)| {
-            KeyForm::FIELDS.contains(name) && !contains_secret(value)
-        };
+        let is_typed =
+            |(name, value): &(&str, &str)| KEPT_FIELDS.contains(name) && !contains_secret(value);
         let mut fields: Vec<(&str, &str)> = self.form.pairs().filter(is_typed).collect();
         let token = self.cookie(BROWSER).map(form_token).unwrap_or_default();
         if !fields.is_empty() {
@@ -164,19 +170,7 @@ impl<'a> PageRequest<'a> {
     }
 
     pub fn cookie(&self, name: &str) -> Option<&'a str> {
-        cookie(self.http.client, &self.http.head, name)
-    }
-
-    /// A `Set-Cookie` line. 0 seconds delete the cookie.
-    pub fn set_cookie(&self, name: &str, value: &str, seconds: i64) -> String {
-        let name = cookie_name(self.http.client, name);
-        // A cookie that was set over HTTPS is sent over HTTPS only.
-        let secure = if self.http.client.secure {
-            "; Secure"
-        } else {
-            ""
-        };
-        format!("{name}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}")
+        cookies::find(self.http.client, &self.http.head, name)
     }
 
     /// Returns the cookie of the session, if it is valid.
@@ -191,29 +185,4 @@ impl<'a> PageRequest<'a> {
     pub fn has_token_of(&self, cookie: &str) -> bool {
         self.form.get("token") == form_token(cookie)
     }
-}
-
-/// The digest of the token in a cookie, which may be unknown.
-pub fn presented(client: ClientInfo, head: &RequestHead, name: &str) -> Option<SecretDigest> {
-    cookie(client, head, name).map(SecretDigest::of)
-}
-
-fn cookie_name(client: ClientInfo, name: &str) -> String {
-    let prefix = if client.secure { HOST_PREFIX } else { "" };
-    format!("{prefix}{name}")
-}
-
-fn cookie<'a>(client: ClientInfo, head: &'a RequestHead, name: &str) -> Option<&'a str> {
-    let name = cookie_name(client, name);
-    head.header("cookie")
-        .filter_map(|line| str::from_utf8(line).ok())
-        .flat_map(|line| line.split(';'))
-        .filter_map(|pair| pair.trim().split_once('='))
-        .find(|(known, _)| **known == name)
-        .map(|(_, value)| value)
-}
-
-/// The token of a form, derived from a cookie, so that no other site can know it. The cookie can't be derived from it.
-pub fn form_token(cookie: &str) -> String {
-    hex::encode(SecretDigest::of(&format!("form {cookie}")).0)
 }

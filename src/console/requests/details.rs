@@ -2,11 +2,11 @@
 
 use maud::{Markup, html};
 
-use super::format::figure;
-use super::page_request::Operator;
-use super::request_list::{gateway_name, outcome, time};
-use super::{PageError, PageResult, format, layout};
 use crate::config::GroundingMode;
+use crate::console::html::format::{self, figure, measured_duration};
+use crate::console::layout;
+use crate::console::page_error::{PageError, PageResult};
+use crate::console::request::Operator;
 use crate::http::Response;
 use crate::id::has_shape;
 use crate::store::LedgerRow;
@@ -109,6 +109,20 @@ fn missing(operator: &Operator, asked: &str, text: &str) -> Response {
     response
 }
 
+/// Rows of a ledger that was moved here have no gateway.
+pub fn gateway_name(name: &str) -> &str {
+    if name.is_empty() { "–" } else { name }
+}
+
+pub fn outcome(status: Option<i64>, code: Option<&str>) -> Markup {
+    html! {
+        @match (status, code) {
+            (Some(200), _) => span.badge.good { "200" },
+            (status, code) => span.badge.bad { @if let Some(status) = status { (status) " " } (code.unwrap_or("")) },
+        }
+    }
+}
+
 /// A sentence about the outcome.
 fn summary(row: &LedgerRow) -> String {
     match (row.status, row.error_code.as_deref(), row.duration_ms) {
@@ -178,7 +192,10 @@ fn search(row: &LedgerRow) -> String {
         Some(found) => format!("{} found", count(found, "passage")),
         None => "unavailable".into(),
     };
-    format!("asked, as {why}: {found}, {}", time(row.search_ms))
+    format!(
+        "asked, as {why}: {found}, {}",
+        measured_duration(row.search_ms)
+    )
 }
 
 /// A bar with the parts of the request's time.

@@ -5,10 +5,14 @@ use std::collections::HashMap;
 
 use maud::{Markup, html};
 
-use super::form::{Form, link};
-use super::html_table::{Pages, SortColumn, SortOrder, cards, choices, folded, hidden_fields};
-use super::page_request::Operator;
-use super::{PageResult, format, layout};
+use crate::console::html::form::{Form, link};
+use crate::console::html::format;
+use crate::console::html::table::{
+    Pages, SortColumn, SortOrder, cards, choices, folded, hidden_fields,
+};
+use crate::console::layout;
+use crate::console::page_error::PageResult;
+use crate::console::request::Operator;
 use crate::store::{
     Budget, Filter, Key, KeyBudget, KeyState, Permission, Range, Span, Store, StoreError, Sums,
     time_left,

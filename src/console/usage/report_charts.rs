@@ -6,8 +6,8 @@ use time::macros::format_description;
 
 use super::bar_interval::{BarInterval, DAY, HOUR};
 use super::chart::{Axis, Chart, Series};
-use super::usage_report::{ResultKind, UsageReport, span};
-use super::usage_view::UsageView;
+use super::report::{ResultKind, UsageReport, span};
+use super::view::UsageView;
 use crate::store::{Range, Span};
 use crate::text::{count, grouped};
 
@@ -194,8 +194,8 @@ fn formatted(unix: i64, format: Format) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::console::usage_report::Bar;
-    use crate::console::usage_view::tests::{NOW, view};
+    use crate::console::usage::report::Bar;
+    use crate::console::usage::view::tests::{NOW, view};
     use crate::store::Sums;
 
     fn axis_of(query: &str) -> Axis {

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::page_request::Operator;
-use super::usage_view::UsageView;
-use super::{PageError, PageResult, layout};
+use crate::console::layout;
+use crate::console::page_error::{PageError, PageResult};
+use crate::console::request::Operator;
+use crate::console::usage::view::UsageView;
 use crate::http::Response;
 use crate::http::response::{BodyStream, BodyStreamError};
 use crate::store::{LedgerRow, Range, RowFilter, Span, Store, StoreError, Sums};
@@ -35,8 +37,26 @@ type NextPiece = Result<Option<String>, BodyStreamError>;
 
 struct Download<F> {
     next_piece: F,
-    /// Counts this download among those in progress.
-    _permit: Arc<()>,
+    _permit: ExportPermit,
+}
+
+/// Counts a download as in progress until it is dropped.
+struct ExportPermit(Arc<AtomicUsize>);
+
+impl ExportPermit {
+    fn acquire(running: &Arc<AtomicUsize>) -> Option<Self> {
+        let more = |count| (count < MAX_EXPORTS).then_some(count + 1);
+        running
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
+            .ok()?;
+        Some(Self(Arc::clone(running)))
+    }
+}
+
+impl Drop for ExportPermit {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl<F: FnMut() -> NextPiece + Send> BodyStream for Download<F> {
@@ -174,11 +194,8 @@ fn start(
         // HTTP/1.0 has no chunked encoding.
         return Err(PageError::Method);
     }
-    // Cloned before it is counted, so that two can't both be the last. The console has one of them itself.
-    let permit = Arc::clone(&operator.console.exports);
-    if Arc::strong_count(&permit) > 1 + MAX_EXPORTS {
-        return Err(PageError::Wait(Duration::from_secs(10)));
-    }
+    let permit = ExportPermit::acquire(&operator.console.exports)
+        .ok_or(PageError::Wait(Duration::from_secs(10)))?;
     let (name, extension) = file
         .split_once('.')
         .expect("a file's name with its extension");

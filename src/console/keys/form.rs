@@ -2,8 +2,8 @@
 
 use maud::{Markup, html};
 
-use super::form::Form;
-use super::page_request::PageRequest;
+use crate::console::html::form::Form;
+use crate::console::request::PageRequest;
 use crate::store::{
     Budget, BudgetPeriod, CONCURRENT_TAKES, Key, KeyName, Permission, parse_concurrent,
 };
@@ -50,19 +50,6 @@ pub struct KeyTerms {
 }
 
 impl KeyForm {
-    /// The names of the fields that a person fills in, and of those that the result depends on.
-    pub const FIELDS: [&str; 9] = [
-        "name",
-        "permission",
-        "expires",
-        "date",
-        "concurrent",
-        "budget",
-        "budget_per",
-        "loaded",
-        "version",
-    ];
-
     pub fn new(now: i64) -> Self {
         Self {
             permissions: vec![Permission::Completions],

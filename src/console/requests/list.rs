@@ -2,11 +2,14 @@
 
 use maud::{Markup, html};
 
-use super::format::figure;
-use super::html_table::{cards, heading, page_links};
-use super::page_request::Operator;
-use super::usage_view::UsageView;
-use super::{PageResult, filters, format, layout, request_details};
+use super::details::{self, gateway_name, outcome};
+use crate::console::html::format::{self, figure, measured_duration};
+use crate::console::html::table::{cards, heading, page_links};
+use crate::console::layout;
+use crate::console::page_error::PageResult;
+use crate::console::request::Operator;
+use crate::console::usage::filters::filters;
+use crate::console::usage::view::UsageView;
 use crate::id::RequestId;
 use crate::store::{LedgerRow, Listing};
 use crate::text::grouped;
@@ -33,7 +36,7 @@ pub fn page(operator: &Operator) -> PageResult {
     let keys = console.store.list_keys()?;
     let view = UsageView::of(operator)?.with_key(&console.store, &keys)?;
     let gateways = console.shared_gateways()?;
-    let id = |name| Some(request.query.get(name)).filter(|id| request_details::is_id(id));
+    let id = |name| Some(request.query.get(name)).filter(|id| details::is_id(id));
     let (before, after) = (id("before"), id("after"));
     let listing = match after {
         Some(after) => {
@@ -84,9 +87,9 @@ pub fn page(operator: &Operator) -> PageResult {
         main {
             div.head {
                 h1 { "Requests" }
-                (request_details::find_form())
+                (details::find_form())
             }
-            (filters::filters(&view, "/requests", &keys, &gateways))
+            (filters(&view, "/requests", &keys, &gateways))
             @if view.key_text.is_empty() {
                 (list(&view, &listing, after.is_some(), gateways.len() > 1, &here))
                 (page_links(previous.as_ref().map_or(&[], |links| links), "", next))
@@ -157,27 +160,8 @@ fn cells(row: &LedgerRow, here: &str) -> [Markup; COLUMNS.len()] {
         },
         html! { (figure(row.tokens.prompt_tokens)) },
         html! { (figure(row.tokens.completion_tokens)) },
-        html! { (time(row.runtime_ms)) },
-        html! { (time(row.duration_ms)) },
+        html! { (measured_duration(row.runtime_ms)) },
+        html! { (measured_duration(row.duration_ms)) },
         html! { (gateway_name(&row.gateway)) },
     ]
-}
-
-/// A time that was not measured is no zero.
-pub fn time(value: Option<f64>) -> String {
-    value.map_or("–".into(), format::duration)
-}
-
-/// Rows of a ledger that was moved here have no gateway.
-pub fn gateway_name(name: &str) -> &str {
-    if name.is_empty() { "–" } else { name }
-}
-
-pub fn outcome(status: Option<i64>, code: Option<&str>) -> Markup {
-    html! {
-        @match (status, code) {
-            (Some(200), _) => span.badge.good { "200" },
-            (status, code) => span.badge.bad { @if let Some(status) = status { (status) " " } (code.unwrap_or("")) },
-        }
-    }
 }

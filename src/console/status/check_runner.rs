@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use threadpool::ThreadPool;
 
-use super::Console;
 use crate::checks::{self, Finding};
+use crate::config::Config;
 use crate::mutex::lock;
+use crate::store::Store;
 use crate::when;
 
 pub struct CheckRunner {
@@ -35,14 +36,14 @@ impl CheckRunner {
     }
 
     /// Starts the checks if the results are older than `max_age`.
-    pub fn start(&self, console: &Console, max_age: Duration) {
+    pub fn start(&self, config: &Arc<Config>, store: &Arc<Store>, max_age: Duration) {
         let latest = lock(&self.latest);
         let is_fresh = latest
             .as_ref()
             .is_some_and(|run| run.at.elapsed() < max_age);
         if !is_fresh && !self.are_running() {
             // The thread holds the store only while the checks run: it must not be the last owner when the service ends.
-            let (config, store) = (Arc::clone(&console.config), Arc::clone(&console.store));
+            let (config, store) = (Arc::clone(config), Arc::clone(store));
             let results = Arc::clone(&self.latest);
             self.thread.execute(move || {
                 let findings = checks::check_running_service(&config, &store);

@@ -32,6 +32,21 @@ pub fn figure(number: Option<i64>) -> String {
     number.map_or("–".into(), grouped)
 }
 
+/// A share in percent. Rounding never makes it 0 % or 100 %.
+pub fn rate(part: i64, all: i64) -> String {
+    if all == 0 {
+        return "–".into();
+    }
+    let percent = part as f64 / all as f64 * 100.0;
+    match percent {
+        p if part == all || p == 0.0 => format!("{p:.0} %"),
+        p if p < 0.1 => "< 0.1 %".into(),
+        p if p > 99.99 => "> 99.99 %".into(),
+        p if p > 99.9 => format!("{p:.2} %"),
+        p => format!("{:.1} %", p.min(99.9)),
+    }
+}
+
 /// A duration in the unit that fits it.
 pub fn duration(milliseconds: f64) -> String {
     match milliseconds {
@@ -40,6 +55,11 @@ pub fn duration(milliseconds: f64) -> String {
         ms if ms < 99_950.0 => format!("{:.1} s", ms / 1000.0),
         ms => format!("{} min", grouped((ms / 60_000.0).round() as i64)),
     }
+}
+
+/// A duration; a dash if it was not measured.
+pub fn measured_duration(milliseconds: Option<f64>) -> String {
+    milliseconds.map_or("–".into(), duration)
 }
 
 /// A duration to three digits.
@@ -126,5 +146,20 @@ mod tests {
             (bytes(4096), bytes(5 << 30)),
             ("4 KiB".into(), "5.0 GiB".into())
         );
+    }
+
+    #[test]
+    fn a_rate_is_whole_only_where_it_is() {
+        for (part, all, text) in [
+            (0, 0, "–"),
+            (0, 9, "0 %"),
+            (9, 9, "100 %"),
+            (1, 3, "33.3 %"),
+            (1, 100_000, "< 0.1 %"),
+            (9_996, 10_000, "99.96 %"),
+            (999_999, 1_000_000, "> 99.99 %"),
+        ] {
+            assert_eq!(rate(part, all), text, "{part} of {all}");
+        }
     }
 }

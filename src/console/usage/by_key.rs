@@ -4,57 +4,13 @@ use std::cmp::Ordering;
 
 use maud::{Markup, html};
 
-use super::format::figure;
-use super::html_table::{Pages, SortColumn, SortOrder, scrolling};
-use super::usage::{rate, tokens};
-use super::usage_report::{KeyUsage, UsageReport};
-use super::usage_view::UsageView;
+use super::report::{KeyUsage, UsageReport, tokens};
+use super::view::{COLUMNS, UsageView};
+use crate::console::html::format::{figure, rate};
+use crate::console::html::table::{Pages, SortOrder, scrolling};
 use crate::text::grouped;
 
 const KEYS_PER_PAGE: usize = 20;
-
-pub const COLUMNS: [SortColumn; 7] = [
-    SortColumn {
-        word: "key",
-        heading: "Key",
-        greatest_first: false,
-    },
-    SortColumn {
-        word: "requests",
-        heading: "Requests",
-        greatest_first: true,
-    },
-    SortColumn {
-        word: "success",
-        heading: "Succeeded",
-        greatest_first: true,
-    },
-    SortColumn {
-        word: "in",
-        heading: "Tokens in",
-        greatest_first: true,
-    },
-    SortColumn {
-        word: "out",
-        heading: "Tokens out",
-        greatest_first: true,
-    },
-    SortColumn {
-        word: "tokens",
-        heading: "Total tokens",
-        greatest_first: true,
-    },
-    SortColumn {
-        word: "share",
-        heading: "Share of tokens",
-        greatest_first: true,
-    },
-];
-
-pub const DEFAULT_ORDER: SortOrder = SortOrder {
-    column: "tokens",
-    is_descending: true,
-};
 
 /// Compares two keys; equal ones are in the order of their names.
 fn compare(order: SortOrder, a: &KeyUsage, b: &KeyUsage) -> Ordering {
@@ -127,6 +83,7 @@ fn table(view: &UsageView, report: &UsageReport, pages: &Pages) -> Markup {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::console::usage::view::DEFAULT_ORDER;
     use crate::store::Sums;
 
     fn key(name: &str, requests: i64, succeeded: i64, total_tokens: i64) -> KeyUsage {

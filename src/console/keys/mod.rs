@@ -1,12 +1,16 @@
 //! A key's pages: creating, changing and revoking it.
 
+mod form;
+pub mod list;
+
 use maud::{Markup, PreEscaped, html};
 
-use super::key_form::{KeyForm, KeyTerms, WrongField};
-use super::key_list::{KeyListView, budget_bar, expiry_badge, recent_sums};
+use self::form::{KeyForm, KeyTerms, WrongField};
+use self::list::{KeyListView, budget_bar, expiry_badge, recent_sums};
+use super::html::format;
 use super::layout::{self, copy_box, form_token};
-use super::page_request::Operator;
-use super::{PageError, PageResult, format};
+use super::page_error::{PageError, PageResult};
+use super::request::Operator;
 use crate::checks::is_local;
 use crate::http::{Request, Response};
 use crate::secret::{SecretDigest, new_secret, secret_hex};

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::bar_interval::{BarInterval, DAY, HOUR};
 use super::chart::Series;
-use super::usage_view::UsageView;
+use super::view::UsageView;
 use crate::store::{Key, Range, Span, Store, StoreError, Sums};
 use crate::text::count;
 
@@ -204,6 +204,15 @@ impl UsageReport {
 /// same on every page. Of two keys with the same colour, a chart has the one with more tokens.
 fn colour(place: usize) -> String {
     format!("k{} s{}", place % COLOURS, place / COLOURS % SHADES)
+}
+
+/// The tokens in, out and in all. A sum is unknown, not zero, if no completion was measured; every prompt has tokens.
+pub fn tokens(sums: &Sums) -> [Option<i64>; 3] {
+    let total = sums.measured().filter(|_| sums.succeeded() > 0);
+    let prompt = total
+        .and(Some(sums.prompt_tokens))
+        .filter(|tokens| *tokens > 0);
+    [prompt, total.and(Some(sums.completion_tokens)), total]
 }
 
 /// The time that a share of durations in ascending order, from 0 to 1, did not exceed; `None` if there are none.

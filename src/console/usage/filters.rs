@@ -2,9 +2,10 @@
 
 use maud::{Markup, html};
 
-use super::html_table::{choices, folded, hidden_fields};
-use super::usage_view::{CHOICES, CODES, UsageView};
-use super::{format, key_list};
+use super::view::{CHOICES, CODES, UsageView};
+use crate::console::html::format;
+use crate::console::html::table::{choices, folded, hidden_fields};
+use crate::console::keys::list::is_match;
 use crate::error::FailureCause;
 use crate::store::{Gateway, Key, Range};
 use crate::text::count;
@@ -131,7 +132,7 @@ fn matching_keys(view: &UsageView, address: &str, keys: &[Key]) -> Markup {
     }
     let matching: Vec<&Key> = keys
         .iter()
-        .filter(|key| key_list::is_match(key, &view.key_text))
+        .filter(|key| is_match(key, &view.key_text))
         .collect();
     let of = |key: &Key| {
         UsageView {
