@@ -21,7 +21,7 @@ pub use self::runtime::not_configured;
 
 use crate::client::Cancellation;
 use crate::config::{Config, GroundingMode, SearchBackend};
-use crate::search::{self, Index};
+use crate::search::{Index, Search};
 use crate::store::{
     Access, CLOCK_SLACK as DATABASE_CLOCK_SLACK, RetentionState, Store, StoreError,
 };
@@ -307,7 +307,7 @@ fn unused_index(config: &Config) -> Option<Finding> {
 
 /// Sends a real query to Search. An empty result is fine.
 fn search(config: &Config) -> Finding {
-    let search = match search::configured(&config.search, 1, config.worker_share()) {
+    let search = match Search::new(&config.search, 1, config.worker_share()) {
         Some(search) if config.search.grounding != GroundingMode::Off => search,
         _ => return Finding::ok("search", "off: answers are not grounded"),
     };

@@ -4,11 +4,10 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use super::{CliError, failed, note, print, print_json, text_table};
-use crate::client::Cancellation;
 use crate::config::Config;
 use crate::progress::Progress;
 use crate::search::documents::{self, Candidate};
-use crate::search::{Added, Document, Index, Passage, Search, SearchError};
+use crate::search::{Added, Document, Index, Passage, SearchError};
 use crate::text::count as count_of;
 use crate::when;
 
@@ -224,7 +223,7 @@ fn remove(index: &Index, named: &str) -> Result<(), CliError> {
 }
 
 fn query(index: &Index, words: &str, json: bool) -> Result<(), CliError> {
-    let found = index.find(words, "", &Cancellation::default())?;
+    let found = index.find(words, "")?;
     if json {
         return print_json(&found);
     }

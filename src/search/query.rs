@@ -2,7 +2,10 @@
 
 use std::cmp::Reverse;
 
-use super::{MAX_QUERY, cleaning};
+use super::cleaning;
+
+/// The most characters of a query.
+pub const MAX_QUERY: usize = 256;
 
 /// A line for each language: English, German, French, Spanish, Italian, Croatian. build.rs writes them.
 const STOP_WORDS: &str = include_str!(concat!(env!("OUT_DIR"), "/stop_words.txt"));

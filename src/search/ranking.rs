@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use rusqlite::{Connection, Row};
 
-use super::Passage;
+use super::passage::Passage;
 use super::query::{self, Word};
 
 /// The weights of a match in the title, in the heading and in the text.

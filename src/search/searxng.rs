@@ -10,7 +10,9 @@ use serde::de::{IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use super::{MAX_QUERY, Passage, Search, SearchError, cleaning, html};
+use super::passage::{Passage, SearchError};
+use super::query::MAX_QUERY;
+use super::{cleaning, html};
 use crate::client::{Call, CallError, Cancellation, HttpClient};
 use crate::config::SearchConfig;
 use crate::error::FailureCause;
@@ -63,6 +65,19 @@ impl SearXng {
         }
     }
 
+    pub fn find(
+        &self,
+        words: &str,
+        cancellation: &Cancellation,
+    ) -> Result<Vec<Passage>, SearchError> {
+        let query = query(words);
+        if query.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.ask(&query, cancellation)
+            .map_err(|error| SearchError::new(error.cause, format!("{}: {error}", self.url)))
+    }
+
     fn ask(&self, query: &str, cancellation: &Cancellation) -> Result<Vec<Passage>, SearchError> {
         let address = format!(
             "{}/search?q={}&format=json",
@@ -98,22 +113,6 @@ impl SearXng {
         };
         let details = format!("it answered with HTTP status {status}{hint}");
         Err(SearchError::new(FailureCause::Status(status), details))
-    }
-}
-
-impl Search for SearXng {
-    fn find(
-        &self,
-        words: &str,
-        _key: &str,
-        cancellation: &Cancellation,
-    ) -> Result<Vec<Passage>, SearchError> {
-        let query = query(words);
-        if query.is_empty() {
-            return Ok(Vec::new());
-        }
-        self.ask(&query, cancellation)
-            .map_err(|error| SearchError::new(error.cause, format!("{}: {error}", self.url)))
     }
 }
 

@@ -14,13 +14,13 @@ use self::decision::SearchDecision;
 use crate::config::{GroundingMode, SearchConfig};
 use crate::error::{ApiError, Failure};
 use crate::runtime::{Chat, Role, Runtimes, Spent};
-use crate::search::{self, Search};
+use crate::search::Search;
 use crate::store::Searched;
 use crate::when::milliseconds;
 
 /// Everything that grounding uses. There is none if grounding is off.
 pub struct Grounding {
-    search: Box<dyn Search>,
+    search: Search,
     mode: GroundingMode,
     patterns: Vec<Regex>,
 }
@@ -30,7 +30,7 @@ impl Grounding {
         if config.grounding == GroundingMode::Off {
             return None;
         }
-        let search = search::configured(config, workers, worker_share)?;
+        let search = Search::new(config, workers, worker_share)?;
         Some(Self {
             search,
             mode: config.grounding,
