@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, ToSocketAddrs};
 
-use super::Finding;
+use super::finding::Finding;
 use crate::config::Config;
 use crate::listener::{Address, TrustedProxy};
 use crate::store::Store;

@@ -1,6 +1,6 @@
 //! The certificate and its key: whether they match, and whether the certificate is valid.
 
-use super::{Finding, Verdict};
+use super::finding::{Finding, Verdict};
 use crate::config::TlsFiles;
 use crate::listener::{Certificate, TlsError};
 use crate::text::count;

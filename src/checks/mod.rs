@@ -2,6 +2,7 @@
 
 mod addresses;
 mod certificate;
+mod finding;
 mod keys;
 mod owners;
 mod runtime;
@@ -12,10 +13,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use serde::Serialize;
-
 pub use self::addresses::{is_local, reachable};
 pub use self::certificate::{certificate_warning, judge_certificate, read_certificate};
+pub use self::finding::{Finding, Verdict};
 pub use self::owners::user_for_sudo;
 pub use self::runtime::not_configured;
 
@@ -39,48 +39,6 @@ const NOT_BEFORE: i64 = 1_767_225_600;
 
 /// The seconds that the newest row may be ahead of the clock.
 const CLOCK_SLACK: i64 = 5;
-
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Verdict {
-    Ok,
-    /// It works, but the operator should know about something.
-    Warn,
-    Fail,
-}
-
-#[derive(Serialize)]
-pub struct Finding {
-    pub part: &'static str,
-    pub status: Verdict,
-    pub message: String,
-    /// The address of the runtime, if the finding is about one.
-    #[serde(skip)]
-    pub runtime: Option<String>,
-}
-
-impl Finding {
-    fn new(part: &'static str, status: Verdict, message: impl Into<String>) -> Self {
-        Self {
-            part,
-            status,
-            message: message.into(),
-            runtime: None,
-        }
-    }
-
-    fn ok(part: &'static str, message: impl Into<String>) -> Self {
-        Self::new(part, Verdict::Ok, message)
-    }
-
-    pub fn warn(part: &'static str, message: impl Into<String>) -> Self {
-        Self::new(part, Verdict::Warn, message)
-    }
-
-    pub fn fail(part: &'static str, message: impl Into<String>) -> Self {
-        Self::new(part, Verdict::Fail, message)
-    }
-}
 
 /// Runs every check, also of the whole database.
 pub fn check_all(config: &Config) -> Vec<Finding> {

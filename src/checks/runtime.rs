@@ -4,8 +4,7 @@ use std::borrow::Cow;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use super::keys::named;
-use super::{Finding, Verdict};
+use super::finding::{Finding, Verdict, named};
 use crate::config::{Config, RuntimeConfig};
 use crate::listener::Address;
 use crate::runtime::{Chat, ChatMessage, Role, RuntimeError, Runtimes, probe};

@@ -11,7 +11,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, TransactionB
 use serde::Serialize;
 
 use super::documents::{Candidate, DocumentText};
-use super::passage::{Passage, SearchError};
+use super::results::{Passage, SearchError};
 use super::{query, ranking};
 use crate::config::SearchConfig;
 use crate::error::FailureCause;

@@ -7,14 +7,15 @@ mod html;
 mod index;
 mod markdown;
 mod outline;
-mod passage;
+
 pub mod passages;
 mod query;
 mod ranking;
+mod results;
 mod searxng;
 
 pub use self::index::{Added, Document, Index};
-pub use self::passage::{Passage, SearchError};
+pub use self::results::{Passage, SearchError};
 use self::searxng::SearXng;
 use crate::client::Cancellation;
 use crate::config::{SearchBackend, SearchConfig};

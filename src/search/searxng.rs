@@ -10,8 +10,8 @@ use serde::de::{IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use super::passage::{Passage, SearchError};
 use super::query::MAX_QUERY;
+use super::results::{Passage, SearchError};
 use super::{cleaning, html};
 use crate::client::{Call, CallError, Cancellation, HttpClient};
 use crate::config::SearchConfig;
