@@ -47,7 +47,10 @@ pub fn check_all(config: &Config) -> Vec<Finding> {
         .and_then(|store| store.refuse_if_moved(&config.database).map(|()| store));
     let found = match &store {
         Ok(store) => database(config, store.check()),
-        Err(error) => Finding::fail("database", store_failed(config, error)),
+        Err(error) => Finding {
+            is_denied: error.is_denied(),
+            ..Finding::fail("database", store_failed(config, error))
+        },
     };
     parts(config, store.as_ref().ok(), found)
 }
@@ -219,7 +222,10 @@ pub fn clock_is_off(ahead: f64) -> Option<String> {
 fn database(config: &Config, checked: Result<(), StoreError>) -> Finding {
     let name = config.database_name();
     match (checked, config.database.file()) {
-        (Err(error), _) => Finding::fail("database", format!("{name}: {error}")),
+        (Err(error), _) => Finding {
+            is_denied: error.is_denied(),
+            ..Finding::fail("database", format!("{name}: {error}"))
+        },
         (Ok(()), Some(path)) => with_room(path, format!("{name}: sound and writable")),
         (Ok(()), None) => Finding::ok("database", format!("{name}: writable")),
     }
@@ -289,11 +295,14 @@ fn search(config: &Config) -> Finding {
                 format!("{place}: answers in {time} ms, {message}"),
             )
         }
-        Err(error) => Finding::fail(
-            "search",
-            format!(
-                "{error}. Completions that need Search get 503 until it works. The setting is search.url"
-            ),
-        ),
+        Err(error) => Finding {
+            is_denied: error.is_denied,
+            ..Finding::fail(
+                "search",
+                format!(
+                    "{error}. Completions that need Search get 503 until it works. The setting is search.url"
+                ),
+            )
+        },
     }
 }

@@ -5,7 +5,8 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
 use super::audit::actor;
-use super::{CliError, failed, open_with};
+use super::error::{CliError, failed};
+use super::open_store::open_with;
 use crate::config::Config;
 use crate::console::session::password;
 use crate::store::Access;
@@ -23,10 +24,10 @@ pub(super) enum ConsoleCommand {
 pub(super) fn set_password(config: &Config) -> Result<(), CliError> {
     let store = open_with(config, Access::Create)?;
     let text = read_secret("New password for the console: ")?;
-    password::check(&text).map_err(|message| CliError::Failed(message.into()))?;
+    password::check(&text).map_err(CliError::failed)?;
     if io::stdin().is_terminal() && ask("Repeat it: ")? != text {
-        return Err(CliError::Failed(
-            "the two passwords differ. Nothing was changed.".into(),
+        return Err(CliError::failed(
+            "the two passwords differ. Nothing was changed.",
         ));
     }
     store.set_console_password(password::hash(&text), &actor())?;

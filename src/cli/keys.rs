@@ -5,7 +5,11 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use super::audit::actor;
 use super::console::read_secret;
-use super::{CliError, open_store, open_with, print, print_json, text_table, wrong_when};
+use super::error::CliError;
+use super::open_store::{open_store, open_with};
+use super::output::{print, print_json};
+use super::parsers::wrong_when;
+use super::text_table;
 use crate::config::Config;
 use crate::secret::{contains_secret, new_secret};
 use crate::store::{
@@ -245,7 +249,7 @@ fn revoke(text: Option<String>, config: &Config) -> Result<(), CliError> {
             .to_owned(),
     };
     if text.is_empty() {
-        return Err(CliError::Usage("KEY or SECRET is missing.".into()));
+        return Err(CliError::usage("KEY or SECRET is missing."));
     }
     let (store, database) = (open_with(config, Access::Existing)?, config.database_name());
     let Key {
@@ -282,7 +286,7 @@ fn set(text: &str, terms: Terms, config: &Config) -> Result<(), CliError> {
     let Key { id, revoked, .. } = find(&store, text, SecretUse::Refused)?;
     if let Some(since) = revoked {
         let since = when::format_minute(Some(since));
-        return Err(CliError::Failed(format!(
+        return Err(CliError::failed(format!(
             "{id} is revoked since {since}, for good. Create another key: adriaticum keys create NAME"
         )));
     }
@@ -305,7 +309,7 @@ pub(super) fn find(store: &Store, text: &str, secret: SecretUse) -> Result<Key, 
         };
         let ids: Vec<String> = keys.iter().map(hint).collect();
         let count = ids.len();
-        return Err(CliError::Failed(format!(
+        return Err(CliError::failed(format!(
             "{count} keys have that name. Use the id: {}.",
             ids.join(", ")
         )));
@@ -367,5 +371,5 @@ fn no_such_key(text: &str, secret: SecretUse) -> CliError {
         }
         SecretUse::Refused => format!("there is no key {text:?}."),
     };
-    CliError::Failed(format!("{message} List the keys: adriaticum keys list"))
+    CliError::failed(format!("{message} List the keys: adriaticum keys list"))
 }

@@ -5,7 +5,7 @@ use std::thread;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::CliError;
+use super::error::CliError;
 
 /// The file descriptors of a worker, besides its client's: the connections to the runtime and to Search.
 const FILES_PER_WORKER: usize = 2;
@@ -76,7 +76,7 @@ pub(super) fn ensure_threads(workers: usize) -> Result<(), CliError> {
         })
     });
     started.map_err(|error| {
-        CliError::Failed(format!(
+        CliError::failed(format!(
             "can't start {wanted} threads, for {workers} workers and {OWN_THREADS} others: {error}. Raise the limit on threads \
              (TasksMax= in the unit, ulimit -u in a shell, --pids-limit of a container) or on memory, or lower workers."
         ))

@@ -3,11 +3,13 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use super::{CliError, failed, note, print, print_json, text_table};
+use super::error::{CliError, failed};
+use super::output::{note, print, print_json};
+use super::text_table;
 use crate::config::Config;
 use crate::progress::Progress;
 use crate::search::documents::{self, Candidate};
-use crate::search::{Added, Document, Index, Passage, SearchError};
+use crate::search::{Added, Document, Index, Passage};
 use crate::text::count as count_of;
 use crate::when;
 
@@ -85,7 +87,7 @@ fn add(index: &Index, paths: &[PathBuf], config: &Config) -> Result<(), CliError
     if failed.is_empty() {
         return Ok(());
     }
-    Err(CliError::Failed(format!(
+    Err(CliError::failed(format!(
         "{} could not be added:{}",
         count_of(failed.len() as i64, "path"),
         failed.concat()
@@ -209,7 +211,7 @@ fn remove(index: &Index, named: &str) -> Result<(), CliError> {
         false => Path::new(&document.path).starts_with(&path),
     });
     if documents.is_empty() {
-        return Err(CliError::Failed(format!(
+        return Err(CliError::failed(format!(
             "the index {} has no document {named:?}. To see its documents: adriaticum search list",
             index.path.display()
         )));
@@ -244,10 +246,4 @@ fn query(index: &Index, words: &str, json: bool) -> Result<(), CliError> {
         )
         .collect();
     print(&passages.join("\n"))
-}
-
-impl From<SearchError> for CliError {
-    fn from(error: SearchError) -> Self {
-        Self::Failed(format!("{error}."))
-    }
 }

@@ -9,9 +9,10 @@ use std::time::Duration;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::{flag, low_level::pipe};
 
+use super::error::{CliError, failed};
+use super::open_store::open_with;
 use super::process_limits::{connections_that_fit, ensure_threads};
 use super::sockets::{format_address, sockets};
-use super::{CliError, failed, open_with};
 use crate::api::grounding::Grounding;
 use crate::api::refusals::Refusals;
 use crate::background::{self, Background, Readiness};
@@ -59,7 +60,7 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
     let acceptor = config.tls.as_ref().map(acceptor).transpose()?;
     // Before the sockets and the database, so that a second service ends here and has changed nothing.
     let lock = ServeLock::take(&config.database, &config.gateway).map_err(|error| {
-        CliError::Failed(match error {
+        CliError::failed(match error {
             // Its message names the setting, which is not database.
             LockError::NameTaken { .. } => {
                 format!("the database {}: {error}.", config.database_name())
@@ -194,7 +195,7 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
     drop((background, supervisor));
     logging::sum_up_strangers();
     if let Some(error) = replaced_because.get() {
-        return Err(CliError::Failed(match (&config.database, error) {
+        return Err(CliError::failed(match (&config.database, error) {
             (Database::Postgres(_), StoreError::Fenced) => format!(
                 "another process serves under the name {}, or has upgraded the database. Each gateway needs its own name: set \
                  gateway (ADRIATICUM_GATEWAY).",
@@ -254,10 +255,10 @@ fn longest_work(runtime: &RuntimeConfig, search: &SearchConfig) -> Duration {
 }
 
 fn acceptor(files: &TlsFiles) -> Result<Arc<Acceptor>, CliError> {
-    let certificate = checks::read_certificate(files).map_err(CliError::Config)?;
+    let certificate = checks::read_certificate(files).map_err(CliError::config)?;
     Acceptor::new(certificate)
         .map(Arc::new)
-        .map_err(failed("TLS"))
+        .map_err(|error| CliError::failed(format!("TLS: {error}.")))
 }
 
 /// A line for `systemctl status`.
@@ -278,9 +279,10 @@ fn reload(file: Option<&Path>, running: &Config, acceptor: Option<&Acceptor>, st
         .map_err(CliError::from)
         .and_then(|config| {
             let tls = config.tls.as_ref().zip(acceptor);
-            let certificate =
-                tls.map(|(files, acceptor)| Ok((checks::read_certificate(files)?, acceptor)));
-            Ok((certificate.transpose().map_err(CliError::Config)?, config))
+            let certificate = tls.map(|(files, acceptor)| {
+                checks::read_certificate(files).map(|certificate| (certificate, acceptor))
+            });
+            Ok((certificate.transpose().map_err(CliError::config)?, config))
         });
     let (certificate, config) = match read {
         Ok(read) => read,

@@ -6,9 +6,11 @@ use clap::ArgAction;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::Serialize;
 
-use super::{
-    CliError, expecting, keys, open_store, parse_when, print, print_json, text_table, verify,
-};
+use super::error::CliError;
+use super::open_store::open_store;
+use super::output::{print, print_json};
+use super::parsers::{expecting, parse_when};
+use super::{keys, text_table, verify};
 use crate::config::Config;
 use crate::store::{
     Filter, Grouping, LedgerRow, Matching, Range, RollupRow, RowFilter, SecretUse, Span, Store,
@@ -100,9 +102,8 @@ impl UsageOptions {
         } = self;
         match command {
             None => report(requests.unwrap_or_default(), &by, config),
-            Some(_) if requests.is_some() || !by.is_empty() => Err(CliError::Usage(
-                "options before list, show or verify are those of the report. Put them after it."
-                    .into(),
+            Some(_) if requests.is_some() || !by.is_empty() => Err(CliError::usage(
+                "options before list, show or verify are those of the report. Put them after it.",
             )),
             Some(UsageCommand::List { requests, limit }) => list(requests, limit, config),
             Some(UsageCommand::Show { request_id, json }) => show(&request_id, json, config),
@@ -150,7 +151,7 @@ impl Selection {
         let range = month
             .unwrap_or(Range::between(since, until, now))
             .checked(now)
-            .map_err(CliError::Usage)?;
+            .map_err(|message| CliError::usage(&message))?;
         let store = open_store(config)?;
         let key = requests
             .key
@@ -196,7 +197,7 @@ fn report(options: Requests, by: &[Grouping], config: &Config) -> Result<(), Cli
     if !Grouping::fit_together(by) {
         let message =
             "--by takes one group, or two that differ, of which one may be hour, day or month.";
-        return Err(CliError::Usage(message.into()));
+        return Err(CliError::usage(message));
     }
     let selection = Selection::open(&options, config)?;
     let mut rows = selection
@@ -367,7 +368,7 @@ fn tell_removed(selection: &Selection, listed: i64) -> Result<(), CliError> {
 fn find_gateway(store: &Store, name: &str) -> Result<String, CliError> {
     match name.is_empty() || store.gateways()?.iter().any(|gateway| gateway.name == name) {
         true => Ok(name.into()),
-        false => Err(CliError::Failed(format!(
+        false => Err(CliError::failed(format!(
             "there is no gateway {name:?}. List the gateways: adriaticum usage --by gateway"
         ))),
     }
@@ -386,7 +387,7 @@ fn json_lines(rows: &[impl Serialize]) -> String {
 
 fn show(id: &str, json: bool, config: &Config) -> Result<(), CliError> {
     let row = open_store(config)?.find_row(id)?.ok_or_else(|| {
-        CliError::Failed(format!(
+        CliError::failed(format!(
             "there is no row for {id:?}. A request without a valid key has none, and retention removes old rows."
         ))
     })?;

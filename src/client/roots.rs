@@ -1,5 +1,6 @@
 //! The root certificates that are trusted for `https://`.
 
+use std::io;
 use std::path::Path;
 
 use rustls::RootCertStore;
@@ -19,12 +20,12 @@ pub fn load_system_roots() -> RootCertStore {
 }
 
 /// Reads root certificates from a PEM file. The error says what is wrong with the file.
-pub fn read(path: &Path) -> Result<RootCertStore, String> {
+pub fn read(path: &Path) -> io::Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
     for certificate in files::read_certificates(path)? {
         roots
             .add(certificate)
-            .map_err(|_| "a certificate in it is not valid".to_owned())?;
+            .map_err(|_| io::Error::other("a certificate in it is not valid"))?;
     }
     Ok(roots)
 }

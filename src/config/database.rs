@@ -40,7 +40,7 @@ fn parse(written: &RawSetting) -> Result<Database, Problem> {
 /// Reads the password from its file, and returns the file's path.
 fn read_password(written: &RawSetting, database: &mut Database) -> Result<PathBuf, Problem> {
     let path = PathBuf::from(written.text()?);
-    let password = password_in(&path).map_err(|error| written.refuse_because(error))?;
+    let password = password_in(&path).map_err(|error| written.refuse_file(&error))?;
     if let (Database::Postgres(uri), Some(password)) = (database, password) {
         if uri.password.is_some() {
             return Err(

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use toml::Spanned;
@@ -17,6 +18,8 @@ pub struct Problem {
     /// The line of the file; variables follow the file.
     pub(super) line: usize,
     pub(super) text: String,
+    /// The system denies this user a file.
+    pub(super) is_denied: bool,
 }
 
 /// Settings whose value is never repeated.
@@ -81,6 +84,14 @@ impl RawSetting {
         self.refuse_for(&format!("{} ({reason})", self.setting.accepted()))
     }
 
+    /// Refuses the path of a file that can't be used.
+    pub fn refuse_file(&self, error: &io::Error) -> Problem {
+        Problem {
+            is_denied: error.kind() == io::ErrorKind::PermissionDenied,
+            ..self.refuse_because(error)
+        }
+    }
+
     /// Names the values that are accepted together with other settings.
     pub fn refuse_for(&self, accepted: &str) -> Problem {
         let (name, equals) = match self.place {
@@ -98,6 +109,7 @@ impl RawSetting {
             _ => Problem {
                 line: usize::MAX,
                 text,
+                is_denied: false,
             },
         }
     }
@@ -186,6 +198,7 @@ fn problem_in(path: &Path, line: usize, text: &str) -> Problem {
     Problem {
         line,
         text: format!("{}:{line}: {text}", path.display()),
+        is_denied: false,
     }
 }
 
@@ -198,6 +211,7 @@ pub(super) fn read_file(path: &Path) -> Result<(FileSettings, Vec<Problem>), Vec
         vec![Problem {
             line: 0,
             text: format!("{}: it can't be read: {error}.", path.display()),
+            is_denied: error.kind() == io::ErrorKind::PermissionDenied,
         }]
     })?;
     let line_at = |place: usize| {

@@ -55,7 +55,7 @@ fn ca(written: &RawSetting) -> Result<Option<RootCertStore>, Problem> {
         "" => Ok(None),
         path => roots::read(Path::new(path))
             .map(Some)
-            .map_err(|error| written.refuse_because(error)),
+            .map_err(|error| written.refuse_file(&error)),
     }
 }
 
@@ -100,7 +100,7 @@ fn api_key(settings: &mut Settings) -> Option<Secret> {
 }
 
 fn read_key_file(file: &RawSetting) -> Result<String, Problem> {
-    files::read_text(Path::new(file.text()?)).map_err(|error| file.refuse_because(error))
+    files::read_text(Path::new(file.text()?)).map_err(|error| file.refuse_file(&error))
 }
 
 /// Returns a key without the white space around it; `None` if nothing is left.

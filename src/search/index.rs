@@ -224,10 +224,13 @@ impl Index {
     }
 
     fn not_opened(&self, error: &io::Error) -> SearchError {
-        failed(format!(
-            "the index {} can't be opened: {error}",
-            self.path.display()
-        ))
+        SearchError {
+            is_denied: error.kind() == io::ErrorKind::PermissionDenied,
+            ..failed(format!(
+                "the index {} can't be opened: {error}",
+                self.path.display()
+            ))
+        }
     }
 
     fn damaged(&self, how: &str) -> SearchError {

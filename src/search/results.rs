@@ -20,7 +20,9 @@ pub struct Passage {
 #[derive(Debug, PartialEq, Eq)]
 pub struct SearchError {
     pub cause: FailureCause,
-    details: String,
+    pub(super) details: String,
+    /// The system denies this user the index.
+    pub is_denied: bool,
 }
 
 impl SearchError {
@@ -28,6 +30,7 @@ impl SearchError {
         Self {
             cause,
             details: details.into(),
+            is_denied: false,
         }
     }
 }
