@@ -1,4 +1,4 @@
-//! The addresses and names of the service: whether they resolve, and whether other hosts can reach them.
+//! Resolves the names of the service, and warns about addresses that other hosts can reach.
 
 use std::net::{IpAddr, ToSocketAddrs};
 

@@ -1,4 +1,4 @@
-//! The certificate and its key: whether they match, and whether the certificate is valid.
+//! Reads the certificate and its key, and judges the certificate's validity.
 
 use super::finding::{Finding, Verdict};
 use crate::config::TlsFiles;

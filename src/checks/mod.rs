@@ -133,11 +133,11 @@ fn configuration(config: &Config) -> Finding {
 
 /// Warns about files with secrets that every user of this host can read, or that this user can't.
 fn exposed_secrets(config: &Config) -> Option<Finding> {
-    let of_service = [
+    let service_files = [
         config.tls.as_ref().map(|files| files.key.as_path()),
         config.database.file(),
     ];
-    let files = of_service
+    let files = service_files
         .into_iter()
         .flatten()
         .chain(config.secret_files.iter().map(PathBuf::as_path));

@@ -1,4 +1,4 @@
-//! The runtimes: whether each returns a completion, and which others listen on this host.
+//! Asks each runtime for a completion, and finds others that listen on this host.
 
 use std::borrow::Cow;
 use std::net::IpAddr;

@@ -61,7 +61,7 @@ struct CommandLine {
     command: Command,
 }
 
-/// What `clap` can't know; the manual page has it too.
+/// Facts that `clap` can't know; the manual page has them too.
 const NOTES: &str = "\
 Exit status: 0 success, 1 failure, 2 wrong usage of the command line or of a setting.
 
@@ -126,7 +126,7 @@ fn run(
 ) -> Result<(), CliError> {
     let load = || Config::load(config.as_deref());
     match command {
-        // It takes signals from its start on.
+        // The service takes signals from its start on.
         Command::Serve => serve::run(config),
         // A wrong configuration is a finding.
         Command::Check(options) => check::run(&options, load()),

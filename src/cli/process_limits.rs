@@ -1,4 +1,4 @@
-//! The limits of the process: no core files, and whether its file descriptors and threads are enough for the configuration.
+//! The limits of the process: no core files, and enough file descriptors and threads for the configuration.
 
 use std::sync::Mutex;
 use std::thread;

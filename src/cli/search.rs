@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::progress::Progress;
 use crate::search::documents::{self, Candidate};
 use crate::search::{Added, Document, Index, Passage};
-use crate::text::count as count_of;
+use crate::text::count;
 use crate::when;
 
 /// Manage the embedded index of documents, which Search uses if search.url is "index:"
@@ -89,7 +89,7 @@ fn add(index: &Index, paths: &[PathBuf], config: &Config) -> Result<(), CliError
     }
     Err(CliError::failed(format!(
         "{} could not be added:{}",
-        count_of(failed.len() as i64, "path"),
+        count(failed.len() as i64, "path"),
         failed.concat()
     )))
 }
@@ -134,7 +134,7 @@ fn add_path(
             Added::Unchanged => "unchanged",
         };
         *tally.entry(word).or_default() += 1;
-        let passages = count_of(text.pieces.len() as i64, "passage");
+        let passages = count(text.pieces.len() as i64, "passage");
         progress.aside(|| print(&format!("{word}: {} ({passages})\n", file.path.display())))?;
     }
     progress.at("adding", files.len() as u64, files.len() as u64, "files");

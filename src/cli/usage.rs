@@ -286,12 +286,12 @@ fn list(options: Requests, limit: usize, config: &Config) -> Result<(), CliError
             count(rows.len() as i64, "request")
         );
     } else {
-        tell_removed(&selection, rows.len() as i64)?;
+        note_removed_rows(&selection, rows.len() as i64)?;
     }
     Ok(())
 }
 
-/// The newest rows, and whether there are more.
+/// The newest rows, and true if there are more.
 fn newest_rows(selection: &Selection, limit: usize) -> Result<(Vec<LedgerRow>, bool), CliError> {
     let filter = RowFilter {
         range: selection.range,
@@ -345,7 +345,7 @@ fn list_line(row: &LedgerRow) -> Vec<String> {
 }
 
 /// Says on standard error if retention has removed rows of a list.
-fn tell_removed(selection: &Selection, listed: i64) -> Result<(), CliError> {
+fn note_removed_rows(selection: &Selection, listed: i64) -> Result<(), CliError> {
     let mut requests = 0;
     let take = |row: RollupRow| requests += row.sums.requests;
     match selection

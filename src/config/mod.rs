@@ -38,7 +38,7 @@ pub struct Config {
     pub database: Database,
     /// The file with its password, if there is one.
     pub database_password_file: Option<PathBuf>,
-    /// Its name in a shared database; empty if the database is a file.
+    /// The gateway's name in a shared database; empty if the database is a file.
     pub gateway: String,
     pub workers: usize,
     pub queue: usize,

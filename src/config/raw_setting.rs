@@ -32,7 +32,7 @@ const MAX_REPEATED: usize = 60;
 pub struct RawSetting {
     setting: &'static Setting,
     value: SettingValue,
-    place: Place,
+    place: SettingSource,
     /// The text in the file or the variable.
     found: String,
 }
@@ -45,7 +45,7 @@ enum SettingValue {
     Other,
 }
 
-enum Place {
+enum SettingSource {
     Line(PathBuf, usize),
     Variable,
     /// It is not set: the value is the default, or the path of a file in its usual place.
@@ -58,20 +58,20 @@ impl RawSetting {
         Self {
             setting,
             value: SettingValue::Text(text),
-            place: Place::Variable,
+            place: SettingSource::Variable,
             found,
         }
     }
 
     pub(super) fn by_default(setting: &'static Setting, text: &str) -> Self {
         Self {
-            place: Place::Default,
+            place: SettingSource::Default,
             ..Self::in_variable(setting, text.into())
         }
     }
 
     pub fn is_default(&self) -> bool {
-        matches!(self.place, Place::Default)
+        matches!(self.place, SettingSource::Default)
     }
 
     /// Names the values that the setting accepts. Repeats the one that was found, unless it may hold a secret.
@@ -95,7 +95,7 @@ impl RawSetting {
     /// Names the values that are accepted together with other settings.
     pub fn refuse_for(&self, accepted: &str) -> Problem {
         let (name, equals) = match self.place {
-            Place::Variable => (self.setting.variable(), "="),
+            SettingSource::Variable => (self.setting.variable(), "="),
             _ => (self.setting.name.into(), " = "),
         };
         let setting = if SECRET.contains(&self.setting.name) || may_hold_a_secret(&self.found) {
@@ -105,7 +105,7 @@ impl RawSetting {
         };
         let text = format!("{setting}: expected {accepted}.");
         match &self.place {
-            Place::Line(path, line) => problem_in(path, *line, &text),
+            SettingSource::Line(path, line) => problem_in(path, *line, &text),
             _ => Problem {
                 line: usize::MAX,
                 text,
@@ -117,7 +117,7 @@ impl RawSetting {
     /// Returns `None` for a variable.
     pub fn file(&self) -> Option<&Path> {
         match &self.place {
-            Place::Line(path, _) => Some(path),
+            SettingSource::Line(path, _) => Some(path),
             _ => None,
         }
     }
@@ -242,7 +242,7 @@ pub(super) fn read_file(path: &Path) -> Result<(FileSettings, Vec<Problem>), Vec
         let line = line_at(key.span().start);
         if let Some(setting) = reference::find(name) {
             let (place, found) = (
-                Place::Line(path.to_owned(), line),
+                SettingSource::Line(path.to_owned(), line),
                 text[value.span()].to_owned(),
             );
             settings.insert(

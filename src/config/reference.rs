@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use Accepted::{Lines, List, Number, OneOf, Text};
 use DefaultValue::{Computed, Value};
 
-/// Of every variable.
+/// The name of every variable begins with it.
 pub const PREFIX: &str = "ADRIATICUM_";
 
 pub struct Setting {
@@ -22,7 +22,7 @@ pub struct Setting {
 }
 
 pub enum DefaultValue {
-    /// As in a variable. An empty text means none.
+    /// The text of a variable. An empty one means none.
     Value(&'static str),
     /// A description, and the value in the sample file.
     Computed(&'static str, &'static str),

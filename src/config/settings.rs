@@ -64,7 +64,7 @@ impl Settings {
         let credentials = environment
             .remove("CREDENTIALS_DIRECTORY")
             .map(PathBuf::from);
-        // It names the file.
+        // This variable names the file.
         environment.remove("ADRIATICUM_CONFIG");
         let (file, problems) = path
             .map(read_file)

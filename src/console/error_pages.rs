@@ -41,7 +41,7 @@ pub fn error(operator: Option<&Operator>, peer: Option<IpAddr>, error: &PageErro
     let reason;
     let (status, title, text, retry_after) = match error {
         PageError::NotFound => (404, "Page not found", "Check the address.", None),
-        PageError::WhichKey => (
+        PageError::AmbiguousKey => (
             404,
             "Which key?",
             "None, or more than one, matches the filter. Give the key’s id.",

@@ -122,7 +122,7 @@ impl Console {
 
 fn signed_in(operator: &Operator) -> PageResult {
     let request = operator.request;
-    if request.method == "POST" && !request.has_token_of(operator.session) {
+    if request.method == "POST" && !request.has_form_token(operator.session) {
         return Err(PageError::Stale);
     }
     let parts: Vec<&str> = request.path.trim_start_matches('/').split('/').collect();

@@ -11,7 +11,7 @@ pub type PageResult = Result<Response, PageError>;
 pub enum PageError {
     NotFound,
     /// A filter by key that means none, or several.
-    WhichKey,
+    AmbiguousKey,
     /// A method that the address does not take.
     Method,
     TooLarge,

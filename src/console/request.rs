@@ -182,7 +182,7 @@ impl<'a> PageRequest<'a> {
         Ok(is_valid.then_some(cookie))
     }
 
-    pub fn has_token_of(&self, cookie: &str) -> bool {
+    pub fn has_form_token(&self, cookie: &str) -> bool {
         self.form.get("token") == form_token(cookie)
     }
 }

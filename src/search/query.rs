@@ -57,7 +57,7 @@ fn is_capitalized(word: &str) -> bool {
 /// English query would lose "sea" (Spanish), "war" (German) and "son" (French).
 fn stop_words(words: &[String]) -> (usize, &'static str) {
     let count = |(_, list): &(usize, &str)| words.iter().filter(|word| has(list, word)).count();
-    // Of equals, the first language takes precedence: `min_by_key` returns it, `max_by_key` the last.
+    // Ties: the first language, which `min_by_key` returns.
     STOP_WORDS
         .lines()
         .enumerate()

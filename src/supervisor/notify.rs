@@ -26,9 +26,9 @@ impl Notify {
         };
         let number = |name| env::var(name).ok()?.parse::<u64>().ok();
         // A process that the service starts inherits the variables, but they are not for it.
-        let is_meant = number("WATCHDOG_PID").is_none_or(|pid| pid == u64::from(process::id()));
+        let is_own = number("WATCHDOG_PID").is_none_or(|pid| pid == u64::from(process::id()));
         let watchdog = number("WATCHDOG_USEC")
-            .filter(|&time| is_meant && time > 0)
+            .filter(|&time| is_own && time > 0)
             .map(Duration::from_micros);
         Self::new(&name, watchdog).map(Some)
     }

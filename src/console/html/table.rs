@@ -8,7 +8,7 @@ use maud::{Markup, Render, html};
 use crate::text::count;
 
 pub struct SortColumn {
-    /// Its word in an address.
+    /// The column's word in an address.
     pub word: &'static str,
     pub heading: &'static str,
     /// The first click puts the greatest value first.
@@ -135,7 +135,7 @@ pub fn table(
     }
 }
 
-/// Links of which one is chosen: its address, its text, and whether it is the chosen one.
+/// Links of which one is chosen: address, text, and true for the chosen one.
 pub fn choices(label: &str, links: impl Iterator<Item = (String, impl Render, bool)>) -> Markup {
     html! {
         nav.choices aria-label=(label) {
@@ -179,7 +179,7 @@ pub struct Pages {
 
 impl Pages {
     /// The first page is 1.
-    pub fn of(rows: usize, rows_per_page: usize, wanted: usize) -> Self {
+    pub fn new(rows: usize, rows_per_page: usize, wanted: usize) -> Self {
         let last = rows.div_ceil(rows_per_page).max(1);
         let number = wanted.clamp(1, last);
         let first = (number - 1) * rows_per_page;

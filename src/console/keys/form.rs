@@ -62,7 +62,7 @@ impl KeyForm {
         request.typed().map(|form| Self::read(form, request.now))
     }
 
-    pub fn of(key: &Key, now: i64) -> Self {
+    pub fn from_key(key: &Key, now: i64) -> Self {
         let budget = key.budget.map(|budget| budget.budget);
         Self {
             name: key.name.clone(),
@@ -144,7 +144,7 @@ impl KeyForm {
             tokens => {
                 let message =
                     "Budget: a number of tokens from 1 to 1000000000000, or leave it empty.";
-                // As people write large numbers, and as the console shows them.
+                // People separate thousands, and so does the console.
                 let tokens = tokens.replace([',', ' '], "");
                 let budget = Budget::parse(&format!("{tokens}/{}", self.budget_per.as_str()));
                 Some(budget.ok_or(("budget", message.to_owned()))?)

@@ -75,7 +75,7 @@ const DEFAULT_ORDER: SortOrder = SortOrder {
 type KeyEntry = (Sums, Key);
 
 /// Compares two keys; equal ones are in the order of their ids.
-fn compare(order: SortOrder, (of_a, a): &KeyEntry, (of_b, b): &KeyEntry) -> Ordering {
+fn compare(order: SortOrder, (sums_a, a): &KeyEntry, (sums_b, b): &KeyEntry) -> Ordering {
     // A key that never expires comes last.
     let end = |key: &Key| key.revoked.or(key.expires).unwrap_or(i64::MAX);
     // A key without a budget has used less than nothing of it.
@@ -86,9 +86,9 @@ fn compare(order: SortOrder, (of_a, a): &KeyEntry, (of_b, b): &KeyEntry) -> Orde
         "budget" => used_share(a).cmp(&used_share(b)),
         "end" => end(a).cmp(&end(b)),
         "used" => a.last_used.cmp(&b.last_used),
-        "requests" => of_a.requests.cmp(&of_b.requests),
-        "errors" => of_a.errors.cmp(&of_b.errors),
-        "tokens" => of_a.total_tokens.cmp(&of_b.total_tokens),
+        "requests" => sums_a.requests.cmp(&sums_b.requests),
+        "errors" => sums_a.errors.cmp(&sums_b.errors),
+        "tokens" => sums_a.total_tokens.cmp(&sums_b.total_tokens),
         _ => a.created.cmp(&b.created),
     };
     order.direct(ascending.then_with(|| a.id.cmp(&b.id)))
@@ -112,7 +112,7 @@ const LISTS: [(KeyState, &str); 3] = [
 ];
 
 /// The list that a key is in: keys that expire soon are among the active ones.
-fn list_of(key: &Key, now: i64) -> KeyState {
+fn list_state(key: &Key, now: i64) -> KeyState {
     match key.state(now) {
         KeyState::Expiring => KeyState::Active,
         state => state,
@@ -154,17 +154,17 @@ impl KeyListView {
     }
 
     pub fn address(&self) -> String {
-        self.address_of("/keys")
+        self.address_at("/keys")
     }
 
     /// The address of a page that leads back to the list.
-    pub fn address_of(&self, path: &str) -> String {
+    pub fn address_at(&self, path: &str) -> String {
         link(path, self.fields())
     }
 
     /// The address of a key's page that leads back to the list. `page` is empty or begins with a slash.
     pub fn key_address(&self, id: &str, page: &str) -> String {
-        self.address_of(&format!("/keys/{id}{page}"))
+        self.address_at(&format!("/keys/{id}{page}"))
     }
 
     /// The address of the list after a change of a key. `change` is "changed" or "revoked".
@@ -232,7 +232,7 @@ pub fn page(operator: &Operator) -> PageResult {
     };
     let counts = LISTS.map(|(state, _)| {
         keys.iter()
-            .filter(|key| list_of(key, request.now) == state)
+            .filter(|key| list_state(key, request.now) == state)
             .count()
     });
     let [active, ..] = counts;
@@ -240,11 +240,11 @@ pub fn page(operator: &Operator) -> PageResult {
     let mut sums = recent_sums(&console.store, Filter::ALL, request.now)?;
     let mut listed: Vec<KeyEntry> = keys
         .into_iter()
-        .filter(|key| list_of(key, request.now) == view.state && is_match(key, &view.filter))
+        .filter(|key| list_state(key, request.now) == view.state && is_match(key, &view.filter))
         .map(|key| (sums.remove(&key.id).unwrap_or_default(), key))
         .collect();
     listed.sort_by(|a, b| compare(view.order, a, b));
-    let pages = Pages::of(listed.len(), KEYS_PER_PAGE, view.page);
+    let pages = Pages::new(listed.len(), KEYS_PER_PAGE, view.page);
     view.page = pages.number;
     let address = |page: usize| {
         KeyListView {
@@ -257,7 +257,7 @@ pub fn page(operator: &Operator) -> PageResult {
         main {
             div.head {
                 h1 { "API Keys" }
-                @if active > 0 { a.button.primary href=(view.address_of("/keys/new")) { "Create key" } }
+                @if active > 0 { a.button.primary href=(view.address_at("/keys/new")) { "Create key" } }
             }
             (notice)
             @if !is_first { (filters(&view, counts)) }

@@ -170,7 +170,7 @@ pub fn page(operator: &Operator, id: &str) -> PageResult {
     let request = operator.request;
     let key = operator.console.store.key(id)?.ok_or(PageError::NotFound)?;
     let Some(wanted) = KeyForm::typed(request) else {
-        return key_page(operator, &key, &KeyForm::of(&key, request.now), None);
+        return key_page(operator, &key, &KeyForm::from_key(&key, request.now), None);
     };
     let is_same = request.query.get("version") == key.version();
     let why = if is_same {
@@ -307,10 +307,10 @@ fn facts(key: &Key, sums: &Sums, with_terms: bool, now: i64) -> Markup {
             dt { "Last used" } dd { (time(key.last_used)) }
             dt { "Last 30 days" }
             dd {
-                @let of_key = format!("range=30d&key={}", key.id);
-                a href=(format!("/requests?{of_key}")) { (count(sums.requests, "request")) } ", "
-                a href=(format!("/requests?{of_key}&outcome=failed")) { (count(sums.errors, "error")) } ", "
-                a href=(format!("/usage?{of_key}")) { (count(sums.total_tokens, "token")) }
+                @let filter = format!("range=30d&key={}", key.id);
+                a href=(format!("/requests?{filter}")) { (count(sums.requests, "request")) } ", "
+                a href=(format!("/requests?{filter}&outcome=failed")) { (count(sums.errors, "error")) } ", "
+                a href=(format!("/usage?{filter}")) { (count(sums.total_tokens, "token")) }
             }
         }
     }

@@ -77,7 +77,7 @@ pub fn rows(operator: &Operator, is_json: bool) -> PageResult {
         ),
     };
     let store = &operator.console.store;
-    let view = UsageView::of(operator)?.with_key(store, &store.list_keys()?)?;
+    let view = UsageView::from_request(operator)?.with_key(store, &store.list_keys()?)?;
     let pieces = row_pieces(Arc::clone(store), view.row_filter(), is_json);
     start(
         operator,
@@ -125,7 +125,7 @@ fn row_pieces(store: Arc<Store>, filter: RowFilter, is_json: bool) -> impl FnMut
 pub fn totals(operator: &Operator) -> PageResult {
     let console = operator.console;
     let keys = console.store.list_keys()?;
-    let view = UsageView::of(operator)?.with_key(&console.store, &keys)?;
+    let view = UsageView::from_request(operator)?.with_key(&console.store, &keys)?;
     // Before the first piece: a download that has begun can't be refused.
     console.store.check_rows_of(view.range)?;
     let heading = BYTE_ORDER_MARK.to_owned() + &csv_line(&TOTALS_COLUMNS.map(String::from));
@@ -188,7 +188,7 @@ fn start(
     next_piece: impl FnMut() -> NextPiece + Send + 'static,
 ) -> PageResult {
     if !view.key_text.is_empty() {
-        return Err(PageError::WhichKey);
+        return Err(PageError::AmbiguousKey);
     }
     if operator.request.http.head.needs_keep_alive_header {
         // HTTP/1.0 has no chunked encoding.

@@ -49,16 +49,16 @@ pub fn hash(password: &str) -> PasswordHash {
 }
 
 /// Compares a password with the stored hash, which takes some hundredths of a second and 9 MiB.
-pub fn verify(password: &str, kept: &PasswordHash) -> bool {
-    let Some(found) = derive(password, &kept.salt, kept.memory_kib, kept.passes) else {
+pub fn verify(password: &str, stored: &PasswordHash) -> bool {
+    let Some(found) = derive(password, &stored.salt, stored.memory_kib, stored.passes) else {
         return false;
     };
     // Every byte is compared, so that the time does not depend on the number of wrong ones.
     let differences = found
         .iter()
-        .zip(&kept.hash)
+        .zip(&stored.hash)
         .fold(0, |all, (a, b)| all | (a ^ b));
-    found.len() == kept.hash.len() && differences == 0
+    found.len() == stored.hash.len() && differences == 0
 }
 
 fn derive(password: &str, salt: &[u8], memory_kib: u32, passes: u32) -> Option<Vec<u8>> {
@@ -99,26 +99,26 @@ mod tests {
 
     #[test]
     fn one_password_and_no_other() {
-        let kept = hash("correct horse battery staple");
-        assert!(verify("correct horse battery staple", &kept));
+        let stored = hash("correct horse battery staple");
+        assert!(verify("correct horse battery staple", &stored));
         for wrong in [
             "",
             "correct horse battery stapl",
             "Correct horse battery staple",
         ] {
-            assert!(!verify(wrong, &kept), "{wrong}");
+            assert!(!verify(wrong, &stored), "{wrong}");
         }
         assert_ne!(
             hash("correct horse battery staple").hash,
-            kept.hash,
+            stored.hash,
             "every hash has its own salt"
         );
-        assert!(!format!("{kept:?}").contains("horse"));
+        assert!(!format!("{stored:?}").contains("horse"));
         assert!(!verify(
             "correct horse battery staple",
             &PasswordHash {
                 hash: vec![],
-                ..kept
+                ..stored
             }
         ));
     }

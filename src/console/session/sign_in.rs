@@ -28,7 +28,7 @@ const BROWSER_TIME: i64 = 90 * 86_400;
 
 /// Verifies a password. The queue runs one such request at a time, so hashing needs its memory once, and the others wait
 /// in their lanes without a thread.
-pub fn submit(console: &Console, request: &PageRequest, kept: &PasswordHash) -> PageResult {
+pub fn submit(console: &Console, request: &PageRequest, stored: &PasswordHash) -> PageResult {
     let client = request.http.client;
     let refused = |status: u16, alert: Markup| form(console, request, Some((status, alert)));
     let wrong = || {
@@ -39,7 +39,7 @@ pub fn submit(console: &Console, request: &PageRequest, kept: &PasswordHash) -> 
     };
     if !request
         .cookie(VISITOR)
-        .is_some_and(|cookie| request.has_token_of(cookie))
+        .is_some_and(|cookie| request.has_form_token(cookie))
     {
         return Ok(refused(403, html! { "The form was too old. Try again." }));
     }
@@ -57,7 +57,7 @@ pub fn submit(console: &Console, request: &PageRequest, kept: &PasswordHash) -> 
         };
         return Ok(refused(429, alert).with("retry-after", seconds.to_string()));
     }
-    if !password::verify(request.form.get("password"), kept) {
+    if !password::verify(request.form.get("password"), stored) {
         throttle().failed(source, Instant::now());
         console.store.note_failed_sign_in(client.peer, request.now);
         if logging::allow_stranger(FailureCause::SignIn, client.peer) {
@@ -77,7 +77,7 @@ pub fn submit(console: &Console, request: &PageRequest, kept: &PasswordHash) -> 
     ];
     if !console
         .store
-        .sign_in(tokens, request.now, kept, &request.actor())?
+        .sign_in(tokens, request.now, stored, &request.actor())?
     {
         // The password was changed meanwhile.
         return wrong();

@@ -69,7 +69,7 @@ impl BarInterval {
         }
     }
 
-    /// Returns whether a bar covers its whole interval.
+    /// Returns true if a bar covers its whole interval.
     pub fn is_whole(self, bar: Range) -> bool {
         [self.next(bar.since - 1), self.next(bar.since)] == [bar.since, bar.until]
     }

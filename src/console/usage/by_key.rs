@@ -32,7 +32,7 @@ fn compare(order: SortOrder, a: &KeyUsage, b: &KeyUsage) -> Ordering {
 
 /// The section of the usage page.
 pub fn section(view: &UsageView, report: &UsageReport, page: usize) -> Markup {
-    let pages = Pages::of(report.keys.len(), KEYS_PER_PAGE, page);
+    let pages = Pages::new(report.keys.len(), KEYS_PER_PAGE, page);
     let address = |page: usize| format!("{}&page={page}#by-key", view.address("/usage"));
     html! {
         section #by-key {
@@ -62,13 +62,13 @@ fn table(view: &UsageView, report: &UsageReport, pages: &Pages) -> Markup {
             name, all, shown, ..
         } = key;
         let [prompt, completion, total] = tokens(shown);
-        let of_key = UsageView {
+        let key_view = UsageView {
             key: Some(key.id.clone()),
             ..view.clone()
         };
         vec![
-            html! { a.text href=(of_key.address("/usage")) { (name) } },
-            html! { a href=(of_key.address("/requests")) { (grouped(shown.requests)) } },
+            html! { a.text href=(key_view.address("/usage")) { (name) } },
+            html! { a href=(key_view.address("/requests")) { (grouped(shown.requests)) } },
             html! { (rate(all.succeeded(), all.requests)) },
             html! { (figure(prompt)) },
             html! { (figure(completion)) },

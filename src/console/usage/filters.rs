@@ -134,7 +134,7 @@ fn matching_keys(view: &UsageView, address: &str, keys: &[Key]) -> Markup {
         .iter()
         .filter(|key| is_match(key, &view.key_text))
         .collect();
-    let of = |key: &Key| {
+    let key_address = |key: &Key| {
         UsageView {
             key: Some(key.id.clone()),
             ..view.clone()
@@ -149,7 +149,7 @@ fn matching_keys(view: &UsageView, address: &str, keys: &[Key]) -> Markup {
                     (count(number as i64, "key")) " match. Choose one: "
                     @for (number, key) in matching.iter().take(KEYS_OFFERED).enumerate() {
                         @if number > 0 { ", " }
-                        a.text href=(of(key)) { (named(key)) }
+                        a.text href=(key_address(key)) { (named(key)) }
                     }
                 }
             }

@@ -25,7 +25,7 @@ pub fn page(operator: &Operator) -> PageResult {
         console, request, ..
     } = *operator;
     let keys = console.store.list_keys()?;
-    let view = UsageView::of(operator)?
+    let view = UsageView::from_request(operator)?
         .without_row_filters()
         .with_key(&console.store, &keys)?
         .answerable(&console.store)?;
@@ -118,14 +118,14 @@ fn cards(view: &UsageView, report: &UsageReport) -> Markup {
 
 fn errors(view: &UsageView, report: &UsageReport) -> Markup {
     let cells = |(status, code, requests): &(Option<i64>, String, i64)| {
-        let of_code = UsageView {
+        let address = UsageView {
             outcome: code.clone(),
             ..view.clone()
         }
         .address("/usage");
         vec![
             // A phone breaks the line after a word of the code.
-            html! { a href=(of_code) { @for word in code.split_inclusive('_') { (word) wbr; } } },
+            html! { a href=(address) { @for word in code.split_inclusive('_') { (word) wbr; } } },
             html! { @match status { Some(status) => (status), None => "–" } },
             html! { a href=(view.requests_address(code)) { (grouped(*requests)) } },
             html! { (rate(*requests, report.all.requests)) },

@@ -41,7 +41,7 @@ pub enum ResultKind {
 }
 
 impl ResultKind {
-    pub fn of(status: Option<i64>) -> Self {
+    pub fn from_status(status: Option<i64>) -> Self {
         match status {
             Some(200) => Self::Succeeded,
             Some(400..=499) => Self::Refused,
@@ -53,7 +53,7 @@ impl ResultKind {
 pub struct UsageReport {
     /// All requests of the range, the key and the gateway: the base of rates and shares.
     pub all: Sums,
-    /// Those with the wanted outcome, as everything below.
+    /// The requests with the wanted outcome, which also all figures below count.
     pub shown: Sums,
     pub step: BarInterval,
     pub bars: Vec<Bar>,
@@ -75,9 +75,9 @@ pub struct Bar {
 pub struct KeyUsage {
     pub id: String,
     pub name: String,
-    /// Its position among all keys, the oldest first.
+    /// The position among all keys, the oldest first.
     pub place: usize,
-    /// All its requests, and those with the wanted outcome.
+    /// All requests of the key, and those with the wanted outcome.
     pub all: Sums,
     pub shown: Sums,
     /// The latter by bar.
@@ -130,7 +130,7 @@ impl UsageReport {
             // The range may begin inside a span.
             let start = row.start.max(view.range.since);
             let at = bars.partition_point(|bar| bar.range.until <= start);
-            let kind = ResultKind::of(row.status);
+            let kind = ResultKind::from_status(row.status);
             bars[at].requests[kind as usize] += row.sums.requests;
             if kind != ResultKind::Succeeded {
                 *errors

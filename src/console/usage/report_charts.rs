@@ -106,7 +106,7 @@ fn address(view: &UsageView, bar: Range, now: i64) -> String {
         .address(if is_divided { "/usage" } else { "/requests" })
 }
 
-/// What a bar covers.
+/// The interval that a bar covers, in words.
 fn label(step: BarInterval, bar: Range) -> String {
     match step {
         BarInterval::Month if step.is_whole(bar) => return formatted(bar.since, MONTH_FORMAT),

@@ -108,7 +108,7 @@ pub struct UsageView {
 
 impl UsageView {
     /// The view that an address asks for.
-    pub fn of(operator: &Operator) -> Result<Self, PageError> {
+    pub fn from_request(operator: &Operator) -> Result<Self, PageError> {
         let Operator {
             console, request, ..
         } = *operator;
