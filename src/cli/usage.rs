@@ -210,14 +210,12 @@ fn report(options: Requests, by: &[Grouping], config: &Config) -> Result<(), Cli
         rows.clear();
     }
     if options.json {
-        let report = Report {
+        return print_json(&Report {
             since,
             until,
             sums: &sums,
-        };
-        let report = serde_json::to_string(&report).expect("a report should have its JSON");
-        let report = report.trim_end_matches('}');
-        return print(&format!("{report},\n\"rows\":{}}}\n", json_lines(&rows)));
+            rows: &rows,
+        });
     }
     let labels: Vec<&str> = by.iter().flat_map(|by| by.labels()).copied().collect();
     let columns: Vec<&str> = labels.iter().copied().chain(FIGURES).collect();
@@ -255,20 +253,20 @@ const FIGURES: [&str; 6] = [
     "unmeasured",
 ];
 
-/// The members of a report before its rows.
 #[derive(Serialize)]
-struct Report<'a> {
+struct Report<'a, R> {
     since: i64,
     until: i64,
     #[serde(flatten)]
     sums: &'a Sums,
+    rows: &'a [R],
 }
 
 fn list(options: Requests, limit: usize, config: &Config) -> Result<(), CliError> {
     let selection = Selection::open(&options, config)?;
     let (rows, is_more) = newest_rows(&selection, limit)?;
     if options.json {
-        print(&(json_lines(&rows) + "\n"))?;
+        print_json(&rows)?;
     } else if options.csv {
         print(
             &(LedgerRow::csv_heading() + &rows.iter().map(LedgerRow::csv_line).collect::<String>()),
@@ -372,17 +370,6 @@ fn find_gateway(store: &Store, name: &str) -> Result<String, CliError> {
             "there is no gateway {name:?}. List the gateways: adriaticum usage --by gateway"
         ))),
     }
-}
-
-/// Formats an array with one row per line.
-fn json_lines(rows: &[impl Serialize]) -> String {
-    let row = |row| {
-        format!(
-            "\n  {}",
-            serde_json::to_string(row).expect("a row should have its JSON")
-        )
-    };
-    format!("[{}]", rows.iter().map(row).collect::<Vec<_>>().join(","))
 }
 
 fn show(id: &str, json: bool, config: &Config) -> Result<(), CliError> {

@@ -15,6 +15,25 @@ pub struct SortColumn {
     pub greatest_first: bool,
 }
 
+impl SortColumn {
+    /// A column whose first click puts the smallest value first.
+    pub const fn ascending(word: &'static str, heading: &'static str) -> Self {
+        Self {
+            word,
+            heading,
+            greatest_first: false,
+        }
+    }
+
+    pub const fn descending(word: &'static str, heading: &'static str) -> Self {
+        Self {
+            word,
+            heading,
+            greatest_first: true,
+        }
+    }
+}
+
 /// The order of a table. An address has it as `sort=word`, or `sort=-word` if it is descending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SortOrder {

@@ -25,46 +25,14 @@ const COUNTED_DAYS: i64 = 30;
 const KEYS_PER_PAGE: usize = 50;
 
 const COLUMNS: [SortColumn; 8] = [
-    SortColumn {
-        word: "name",
-        heading: "Name",
-        greatest_first: false,
-    },
-    SortColumn {
-        word: "permissions",
-        heading: "Permissions",
-        greatest_first: false,
-    },
-    SortColumn {
-        word: "budget",
-        heading: "Budget, limit",
-        greatest_first: true,
-    },
-    SortColumn {
-        word: "end",
-        heading: "Expires",
-        greatest_first: false,
-    },
-    SortColumn {
-        word: "used",
-        heading: "Last used",
-        greatest_first: true,
-    },
-    SortColumn {
-        word: "requests",
-        heading: "Requests, 30 d",
-        greatest_first: true,
-    },
-    SortColumn {
-        word: "errors",
-        heading: "Errors, 30 d",
-        greatest_first: true,
-    },
-    SortColumn {
-        word: "tokens",
-        heading: "Total tokens, 30 d",
-        greatest_first: true,
-    },
+    SortColumn::ascending("name", "Name"),
+    SortColumn::ascending("permissions", "Permissions"),
+    SortColumn::descending("budget", "Budget, limit"),
+    SortColumn::ascending("end", "Expires"),
+    SortColumn::descending("used", "Last used"),
+    SortColumn::descending("requests", "Requests, 30 d"),
+    SortColumn::descending("errors", "Errors, 30 d"),
+    SortColumn::descending("tokens", "Total tokens, 30 d"),
 ];
 
 const DEFAULT_ORDER: SortOrder = SortOrder {

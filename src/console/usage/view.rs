@@ -23,41 +23,13 @@ pub const CHOICES: [(&str, &str); 8] = [
 
 /// The columns of the table by key.
 pub const COLUMNS: [SortColumn; 7] = [
-    SortColumn {
-        word: "key",
-        heading: "Key",
-        greatest_first: false,
-    },
-    SortColumn {
-        word: "requests",
-        heading: "Requests",
-        greatest_first: true,
-    },
-    SortColumn {
-        word: "success",
-        heading: "Succeeded",
-        greatest_first: true,
-    },
-    SortColumn {
-        word: "in",
-        heading: "Tokens in",
-        greatest_first: true,
-    },
-    SortColumn {
-        word: "out",
-        heading: "Tokens out",
-        greatest_first: true,
-    },
-    SortColumn {
-        word: "tokens",
-        heading: "Total tokens",
-        greatest_first: true,
-    },
-    SortColumn {
-        word: "share",
-        heading: "Share of tokens",
-        greatest_first: true,
-    },
+    SortColumn::ascending("key", "Key"),
+    SortColumn::descending("requests", "Requests"),
+    SortColumn::descending("success", "Succeeded"),
+    SortColumn::descending("in", "Tokens in"),
+    SortColumn::descending("out", "Tokens out"),
+    SortColumn::descending("tokens", "Total tokens"),
+    SortColumn::descending("share", "Share of tokens"),
 ];
 
 pub const DEFAULT_ORDER: SortOrder = SortOrder {
