@@ -555,39 +555,6 @@ mod tests {
         );
     }
 
-    /// Every setting is in the table, or `take` panics; every setting of the table is read, or `finish` panics.
-    #[test]
-    fn the_sample_file_has_every_setting_with_its_default() {
-        let sample = reference::sample_file();
-        let uncomment = |line: &str| match line.strip_prefix('#') {
-            Some(setting) if setting.starts_with(|c: char| c.is_ascii_lowercase()) => {
-                format!("{setting}\n")
-            }
-            _ => format!("{line}\n"),
-        };
-        let everything: String = sample.lines().map(uncomment).collect();
-        assert_eq!(
-            everything
-                .lines()
-                .filter(|line| !line.is_empty() && !line.starts_with(['#', '[']))
-                .count(),
-            reference::SETTINGS.len()
-        );
-        let [packaged, everything] =
-            [sample, everything].map(|text| file(&text).unwrap_or_else(|error| panic!("{error}")));
-        let defaults = environment(&[]).expect("all defaults should be good");
-        assert_eq!(defaults.differences(&packaged), ["database"]);
-        let everything = Config {
-            buffer_limit: defaults.buffer_limit,
-            ..everything
-        };
-        // The default host is set here, which is more than the same name by default.
-        assert_eq!(
-            defaults.differences(&everything),
-            ["database", "console_host"]
-        );
-    }
-
     #[test]
     fn settings_of_search() {
         let config = environment(&[
