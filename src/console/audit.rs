@@ -6,8 +6,7 @@ use super::html::form::link;
 use super::html::format;
 use super::html::table::{cards, choices, heading, page_links};
 use super::layout;
-use super::page_error::PageResult;
-use super::request::Operator;
+use super::page::{Operator, PageResult};
 use crate::id::has_shape;
 use crate::store::{AuditRow, AuditSubject};
 

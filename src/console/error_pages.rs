@@ -5,8 +5,7 @@ use std::net::IpAddr;
 use maud::html;
 
 use super::layout::{copy_box, operator_page, plain_page};
-use super::page_error::PageError;
-use super::request::Operator;
+use super::page::{Operator, PageError};
 use crate::http::Response;
 use crate::logging;
 use crate::store::StoreError;

@@ -3,7 +3,7 @@
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::html::assets::{ICON, SCRIPT, STYLE};
-use super::request::Operator;
+use super::page::Operator;
 use super::session::cookies;
 use super::status::verdict;
 use crate::http::Response;

@@ -7,8 +7,7 @@ mod error_pages;
 mod html;
 mod keys;
 mod layout;
-mod page_error;
-mod request;
+mod page;
 mod requests;
 pub mod session;
 mod state;
@@ -17,8 +16,7 @@ mod usage;
 
 use std::panic::{self, AssertUnwindSafe};
 
-use self::page_error::{PageError, PageResult};
-use self::request::{Operator, PageRequest};
+use self::page::{Operator, PageError, PageRequest, PageResult};
 use self::session::{cookies, sign_in};
 pub use self::state::Console;
 use crate::api::key;

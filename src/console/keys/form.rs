@@ -2,8 +2,7 @@
 
 use maud::{Markup, html};
 
-use crate::console::html::form::Form;
-use crate::console::request::PageRequest;
+use crate::console::{html::form::Form, page::PageRequest};
 use crate::store::{
     Budget, BudgetPeriod, CONCURRENT_TAKES, Key, KeyName, Permission, parse_concurrent,
 };

@@ -5,14 +5,15 @@ use std::collections::HashMap;
 
 use maud::{Markup, html};
 
-use crate::console::html::form::{Form, link};
-use crate::console::html::format;
-use crate::console::html::table::{
-    Pages, SortColumn, SortOrder, cards, choices, folded, hidden_fields,
+use crate::console::{
+    html::{
+        form::{Form, link},
+        format,
+        table::{Pages, SortColumn, SortOrder, cards, choices, folded, hidden_fields},
+    },
+    layout,
+    page::{Operator, PageResult},
 };
-use crate::console::layout;
-use crate::console::page_error::PageResult;
-use crate::console::request::Operator;
 use crate::store::{
     Budget, Filter, Key, KeyBudget, KeyState, Permission, Range, Span, Store, StoreError, Sums,
     time_left,

@@ -3,10 +3,11 @@
 use maud::{Markup, html};
 
 use crate::config::GroundingMode;
-use crate::console::html::format::{self, figure, measured_duration};
-use crate::console::layout;
-use crate::console::page_error::{PageError, PageResult};
-use crate::console::request::Operator;
+use crate::console::{
+    html::format::{self, figure, measured_duration},
+    layout,
+    page::{Operator, PageError, PageResult},
+};
 use crate::http::Response;
 use crate::id::has_shape;
 use crate::store::LedgerRow;

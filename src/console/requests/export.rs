@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::console::layout;
-use crate::console::page_error::{PageError, PageResult};
-use crate::console::request::Operator;
-use crate::console::usage::view::UsageView;
+use crate::console::{
+    layout,
+    page::{Operator, PageError, PageResult},
+    usage::view::UsageView,
+};
 use crate::http::Response;
 use crate::http::response::{BodyStream, BodyStreamError};
 use crate::store::{LedgerRow, Range, RowFilter, Span, Store, StoreError, Sums};

@@ -3,13 +3,15 @@
 use maud::{Markup, html};
 
 use super::details::{self, gateway_name, outcome};
-use crate::console::html::format::{self, figure, measured_duration};
-use crate::console::html::table::{cards, heading, page_links};
-use crate::console::layout;
-use crate::console::page_error::PageResult;
-use crate::console::request::Operator;
-use crate::console::usage::filters::filters;
-use crate::console::usage::view::UsageView;
+use crate::console::{
+    html::{
+        format::{self, figure, measured_duration},
+        table::{cards, heading, page_links},
+    },
+    layout,
+    page::{Operator, PageResult},
+    usage::{filters::filters, view::UsageView},
+};
 use crate::id::RequestId;
 use crate::store::{LedgerRow, Listing};
 use crate::text::grouped;

@@ -7,11 +7,13 @@ use maud::{Markup, html};
 use super::cookies::{self, BROWSER, SESSION, VISITOR};
 use super::password;
 use super::throttle::SignInSource;
-use crate::console::html::form::link;
-use crate::console::page_error::PageResult;
-use crate::console::request::{Operator, PageRequest};
-use crate::console::state::Console;
-use crate::console::{error_pages, layout};
+use crate::console::{
+    error_pages,
+    html::form::link,
+    layout,
+    page::{Operator, PageRequest, PageResult},
+    state::Console,
+};
 use crate::error::FailureCause;
 use crate::http::Response;
 use crate::logging;

@@ -6,8 +6,10 @@ use maud::{Markup, html};
 
 use super::report::{KeyUsage, UsageReport, tokens};
 use super::view::{COLUMNS, UsageView};
-use crate::console::html::format::{figure, rate};
-use crate::console::html::table::{Pages, SortOrder, scrolling};
+use crate::console::html::{
+    format::{figure, rate},
+    table::{Pages, SortOrder, scrolling},
+};
 use crate::text::grouped;
 
 const KEYS_PER_PAGE: usize = 20;

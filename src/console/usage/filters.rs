@@ -3,9 +3,13 @@
 use maud::{Markup, html};
 
 use super::view::{CHOICES, CODES, UsageView};
-use crate::console::html::format;
-use crate::console::html::table::{choices, folded, hidden_fields};
-use crate::console::keys::list::is_match;
+use crate::console::{
+    html::{
+        format,
+        table::{choices, folded, hidden_fields},
+    },
+    keys::list::is_match,
+};
 use crate::error::FailureCause;
 use crate::store::{Gateway, Key, Range};
 use crate::text::count;

@@ -15,8 +15,7 @@ use self::view::UsageView;
 use super::html::format::{self, figure, rate};
 use super::html::table::{heading, table};
 use super::layout;
-use super::page_error::PageResult;
-use super::request::Operator;
+use super::page::{Operator, PageResult};
 use crate::store::Key;
 use crate::text::{count, grouped};
 

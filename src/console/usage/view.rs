@@ -1,11 +1,14 @@
 //! The range of time, the filters and the order of the usage and requests pages, as their addresses have them.
 
 use super::bar_interval::DAY;
-use crate::console::html::form::{Form, link};
-use crate::console::html::table::{SortColumn, SortOrder};
-use crate::console::keys::list::is_match;
-use crate::console::page_error::PageError;
-use crate::console::request::Operator;
+use crate::console::{
+    html::{
+        form::{Form, link},
+        table::{SortColumn, SortOrder},
+    },
+    keys::list::is_match,
+    page::{Operator, PageError},
+};
 use crate::store::{Filter, Key, Matching, Range, RowFilter, SecretUse, Store, StoreError};
 use crate::when::{self, When};
 

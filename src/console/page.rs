@@ -1,12 +1,13 @@
-//! A request to the console: its fields, its origin, its cookies and its session.
+//! The request for a page: its fields, origin and session; and the result, a response or an error.
+
+use std::time::Duration;
 
 use super::html::form::{Form, link};
-use super::page_error::PageError;
 use super::session::cookies::{self, BROWSER, SESSION, form_token};
 use super::state::Console;
-use crate::http::Request;
+use crate::http::{Request, Response};
 use crate::secret::{SecretDigest, contains_secret};
-use crate::store::{Actor, Store, TokenKind};
+use crate::store::{Actor, Store, StoreError, TokenKind};
 use crate::when;
 
 /// The most bytes of a form: names and passwords are short.
@@ -184,5 +185,34 @@ impl<'a> PageRequest<'a> {
 
     pub fn has_form_token(&self, cookie: &str) -> bool {
         self.form.get("token") == form_token(cookie)
+    }
+}
+
+pub type PageResult = Result<Response, PageError>;
+
+#[derive(Debug)]
+pub enum PageError {
+    NotFound,
+    /// A filter by key that means none, or several.
+    AmbiguousKey,
+    /// A method that the address does not take.
+    Method,
+    TooLarge,
+    /// A form of a session that has ended.
+    Stale,
+    /// A form that another site sent.
+    Foreign,
+    Store(StoreError),
+    /// A range of time that can't be shown, and why.
+    Range(String),
+    Wait(Duration),
+    /// There is no room for the request.
+    Busy,
+    Panic,
+}
+
+impl From<StoreError> for PageError {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
     }
 }
