@@ -21,10 +21,11 @@ const CLOCK: [&[BorrowedFormatItem<'_>]; 2] = [
     format_description!("[hour]:[minute]:[second]"),
 ];
 
-const DAY: i64 = 86_400;
+pub const HOUR: i64 = 3_600;
+pub const DAY: i64 = 24 * HOUR;
 
 /// No clock is further from UTC: that of Kiribati is 14 hours ahead.
-const LARGEST_OFFSET: i64 = 14 * 3_600;
+const LARGEST_OFFSET: i64 = 14 * HOUR;
 
 /// A length of time, a date, or a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +62,7 @@ impl When {
         let seconds = match unit {
             's' => 1,
             'm' => 60,
-            'h' => 3_600,
+            'h' => HOUR,
             'd' => DAY,
             _ => return None,
         };
@@ -109,6 +110,11 @@ impl When {
             _ => self.end(now),
         }
     }
+}
+
+/// The end of the interval of so many seconds that a time is in.
+pub fn interval_end(time: i64, seconds: i64) -> i64 {
+    (time.div_euclid(seconds) + 1).saturating_mul(seconds)
 }
 
 /// A range of time: from the first second to before the second.

@@ -1,14 +1,13 @@
 //! `keys`: creates, lists, changes and revokes API keys.
 
 use clap::ArgGroup;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use super::audit::actor;
 use super::console::read_secret;
 use super::error::CliError;
 use super::open_store::{open_store, open_with};
 use super::output::{print, print_json};
-use super::parsers::wrong_when;
+use super::parsers::{one_of, wrong_when};
 use super::text_table;
 use crate::config::Config;
 use crate::secret::{contains_secret, new_secret};
@@ -37,7 +36,7 @@ pub(super) enum KeysCommand {
     /// List the keys
     List {
         /// Only keys in this state; those that expire within ten days are expiring
-        #[arg(long, value_parser = key_state())]
+        #[arg(long, value_parser = one_of(KeyState::ALL.map(KeyState::as_str), KeyState::parse))]
         state: Option<KeyState>,
         /// Print JSON
         #[arg(long)]
@@ -82,7 +81,7 @@ pub(super) struct Terms {
     /// What the key may do; repeat the option to give both permissions
     ///
     /// By default, a new key may run completions. With set, the permissions given replace those that the key has.
-    #[arg(long = "permission", value_name = "PERMISSION", value_parser = permission())]
+    #[arg(long = "permission", value_name = "PERMISSION", value_parser = one_of(Permission::ALL.map(Permission::as_str), Permission::parse))]
     permissions: Vec<Permission>,
     /// When the key expires: 12h, 90d, a date (YYYY-MM-DD, UTC), at the end of that day, or never
     #[arg(long, value_name = "WHEN", value_parser = parse_expiry)]
@@ -129,16 +128,6 @@ fn parse_expiry(text: &str) -> Result<OrNone<i64>, String> {
     }
 }
 
-fn permission() -> impl TypedValueParser<Value = Permission> {
-    PossibleValuesParser::new(["completions", "metrics"])
-        .map(|word| Permission::parse(&word).expect("it is one of the possible values"))
-}
-
-fn key_state() -> impl TypedValueParser<Value = KeyState> {
-    PossibleValuesParser::new(["active", "expiring", "expired", "revoked"])
-        .map(|word| KeyState::parse(&word).expect("it is one of the possible values"))
-}
-
 fn parse_name(text: &str) -> Result<KeyName, String> {
     KeyName::parse(text).ok_or_else(|| format!("a key's name has {}", KeyName::TAKES))
 }
@@ -164,7 +153,7 @@ fn create(name: &KeyName, mut terms: Terms, config: &Config) -> Result<(), CliEr
     let secret = new_secret();
     let key = NewKey {
         name,
-        permissions: &unique(terms.permissions),
+        permissions: &unique(&terms.permissions),
         created: now,
         expires: terms.expires.and_then(|OrNone(expires)| expires),
         concurrent: terms.concurrent.and_then(|OrNone(concurrent)| concurrent),
@@ -268,7 +257,8 @@ fn revoke(text: Option<String>, config: &Config) -> Result<(), CliError> {
 }
 
 fn set(text: &str, terms: Terms, config: &Config) -> Result<(), CliError> {
-    let permissions = Some(unique(terms.permissions)).filter(|permissions| !permissions.is_empty());
+    let permissions =
+        Some(unique(&terms.permissions)).filter(|permissions| !permissions.is_empty());
     let changes: Vec<KeyChange> = [
         permissions.map(KeyChange::Permissions),
         terms
@@ -352,14 +342,10 @@ fn warn_of_namesakes(store: &Store, id: &str) {
 }
 
 /// Each permission once.
-fn unique(mut permissions: Vec<Permission>) -> Vec<Permission> {
-    let mut seen = Vec::new();
-    permissions.retain(|permission| {
-        let is_new = !seen.contains(permission);
-        seen.push(*permission);
-        is_new
-    });
-    permissions
+fn unique(given: &[Permission]) -> Vec<Permission> {
+    let all = Permission::ALL.into_iter();
+    all.filter(|permission| given.contains(permission))
+        .collect()
 }
 
 /// A text that may be a secret, whole or in part, is not repeated.

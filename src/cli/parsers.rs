@@ -1,6 +1,17 @@
 //! Parsers of the values of options.
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+
 use crate::when::{self, When};
+
+/// Makes the parser of an option that takes one of a few words.
+pub fn one_of<T: Clone + Send + Sync + 'static, const N: usize>(
+    words: [&'static str; N],
+    parse: impl Fn(&str) -> Option<T> + Clone + Send + Sync + 'static,
+) -> impl TypedValueParser<Value = T> {
+    PossibleValuesParser::new(words)
+        .map(move |word| parse(&word).expect("it is one of the possible values"))
+}
 
 /// Makes the parser of an option's value, with a message that says what is accepted.
 pub fn expecting<T>(

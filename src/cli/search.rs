@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::error::{CliError, failed};
 use super::output::{note, print, print_json};
 use super::text_table;
-use crate::config::Config;
+use crate::config::{Config, absolute};
 use crate::progress::Progress;
 use crate::search::documents::{self, Candidate};
 use crate::search::{Added, Document, Index, Passage};
@@ -96,8 +96,7 @@ fn add(index: &Index, paths: &[PathBuf], config: &Config) -> Result<(), CliError
 
 /// Prints the whole path of the index: a relative one depends on the folder of the command.
 fn print_index_path(index: &Index) {
-    let path = std::path::absolute(&index.path).unwrap_or_else(|_| index.path.clone());
-    note(format_args!("Index: {}", path.display()));
+    note(format_args!("Index: {}", absolute(&index.path)));
 }
 
 /// Adds the files at a path. An inner error is about this path alone.

@@ -3,13 +3,13 @@
 use std::iter;
 
 use clap::ArgAction;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::TypedValueParser;
 use serde::Serialize;
 
 use super::error::CliError;
 use super::open_store::open_store;
 use super::output::{print, print_json};
-use super::parsers::{expecting, parse_when};
+use super::parsers::{expecting, one_of, parse_when};
 use super::{keys, text_table, verify};
 use crate::config::Config;
 use crate::store::{
@@ -113,11 +113,9 @@ impl UsageOptions {
 }
 
 fn grouping() -> impl TypedValueParser<Value = Grouping> {
-    PossibleValuesParser::new(Grouping::ALL.map(|(name, _)| name)).map(|word| {
-        let known = Grouping::ALL.into_iter().find(|(name, _)| *name == word);
-        known
-            .map(|(_, by)| by)
-            .expect("it is one of the possible values")
+    one_of(Grouping::ALL.map(|(name, _)| name), |word| {
+        let (_, by) = Grouping::ALL.into_iter().find(|(name, _)| *name == word)?;
+        Some(by)
     })
 }
 

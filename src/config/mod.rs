@@ -322,7 +322,8 @@ fn tls(settings: &mut Settings) -> Option<TlsFiles> {
     settings.accept(files)
 }
 
-fn absolute(path: &Path) -> String {
+/// The whole path of a file, for messages.
+pub fn absolute(path: &Path) -> String {
     path::absolute(path)
         .unwrap_or_else(|_| path.to_owned())
         .display()

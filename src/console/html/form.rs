@@ -32,6 +32,11 @@ impl Form {
             .map_or("", |(_, value)| value)
     }
 
+    /// The first value without the spaces around it, cut to so many characters.
+    pub fn text(&self, name: &str, most: usize) -> String {
+        self.get(name).trim().chars().take(most).collect()
+    }
+
     pub fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0
             .iter()

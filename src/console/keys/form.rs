@@ -21,7 +21,7 @@ const EXPIRIES: [(&str, &str); 6] = [
 const KEEP: &str = "keep";
 
 /// The greatest age of a form in seconds: a session lasts no longer.
-const OLDEST_FORM: i64 = 12 * 3600;
+const OLDEST_FORM: i64 = 12 * when::HOUR;
 
 /// The name of a field with a wrong value, and the message about it.
 pub type WrongField = (&'static str, String);

@@ -19,6 +19,7 @@ use crate::store::{
     time_left,
 };
 use crate::text::grouped;
+use crate::when::{DAY, interval_end};
 
 /// The days over which requests are counted: today and the days before it.
 const COUNTED_DAYS: i64 = 30;
@@ -94,7 +95,7 @@ impl KeyListView {
         let state =
             KeyState::parse(query.get("state")).filter(|state| *state != KeyState::Expiring);
         Self {
-            filter: query.get("q").trim().chars().take(64).collect(),
+            filter: query.text("q", 64),
             state: state.unwrap_or(KeyState::Active),
             order: SortOrder::parse(query.get("sort"), &COLUMNS).unwrap_or(DEFAULT_ORDER),
             page: query.get("page").parse().unwrap_or(1).max(1),
@@ -165,10 +166,9 @@ pub fn recent_sums(
     filter: Filter,
     now: i64,
 ) -> Result<HashMap<String, Sums>, StoreError> {
-    let day = Span::Day.seconds();
-    let until = (now.div_euclid(day) + 1) * day;
+    let until = interval_end(now, DAY);
     let range = Range {
-        since: until - COUNTED_DAYS * day,
+        since: until - COUNTED_DAYS * DAY,
         until,
     };
     let mut figures: HashMap<String, Sums> = HashMap::new();

@@ -138,8 +138,7 @@ pub fn totals(operator: &Operator) -> PageResult {
         if since >= until {
             return Ok(None);
         }
-        let day = Span::Day.seconds();
-        next = ((since.div_euclid(day) + 1) * day).min(until);
+        next = when::interval_end(since, when::DAY).min(until);
         day_lines(&store, &asked, &names, Range { since, until: next })
             .map(Some)
             .map_err(|error| {

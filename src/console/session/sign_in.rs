@@ -21,12 +21,13 @@ use crate::mutex::lock;
 use crate::secret::{SecretDigest, secret_hex};
 use crate::store::{PasswordHash, TokenKind};
 use crate::text::count;
+use crate::when::{DAY, HOUR};
 
 /// The lifetime of a session in seconds. Its cookie stays longer, so that the sign-in page can say that it ended.
-const SESSION_TIME: i64 = 12 * 3600;
+const SESSION_TIME: i64 = 12 * HOUR;
 
 /// The time in seconds that a browser stays known after its last sign-in.
-const BROWSER_TIME: i64 = 90 * 86_400;
+const BROWSER_TIME: i64 = 90 * DAY;
 
 /// Verifies a password. The queue runs one such request at a time, so hashing needs its memory once, and the others wait
 /// in their lanes without a thread.

@@ -3,13 +3,10 @@
 use time::{Date, Month, OffsetDateTime};
 
 use crate::store::{Range, Span};
-use crate::when;
-
-pub const HOUR: i64 = 3600;
-pub const DAY: i64 = 86_400;
+use crate::when::{self, DAY, HOUR};
 
 /// 1970-01-05, the first Monday.
-pub const MONDAY: i64 = 4 * DAY;
+const MONDAY: i64 = 4 * DAY;
 
 /// The interval that a bar stands for. Weeks begin on Monday.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,16 +51,14 @@ impl BarInterval {
 
     /// The start of the next interval after a time.
     fn next(self, time: i64) -> i64 {
-        let after =
-            |first: i64, length: i64| ((time - first).div_euclid(length) + 1) * length + first;
         let next_year = || {
             let year = OffsetDateTime::from_unix_timestamp(time).ok()?.year() + 1;
             let date = Date::from_calendar_date(year, Month::January, 1).ok()?;
             Some(date.midnight().assume_utc().unix_timestamp())
         };
         match self {
-            Self::Seconds(seconds) => after(0, seconds),
-            Self::Week => after(MONDAY, 7 * DAY),
+            Self::Seconds(seconds) => when::interval_end(time, seconds),
+            Self::Week => when::interval_end(time - MONDAY, 7 * DAY) + MONDAY,
             Self::Month => when::month(time).map_or(i64::MAX, |month| month.until),
             Self::Year => next_year().unwrap_or(i64::MAX),
         }

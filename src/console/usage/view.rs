@@ -1,6 +1,5 @@
 //! The range of time, the filters and the order of the usage and requests pages, as their addresses have them.
 
-use super::bar_interval::DAY;
 use crate::console::{
     html::{
         form::{Form, link},
@@ -10,7 +9,7 @@ use crate::console::{
     page::{Operator, PageError},
 };
 use crate::store::{Filter, Key, Matching, Range, RowFilter, SecretUse, Store, StoreError};
-use crate::when::{self, When};
+use crate::when::{self, DAY, When, interval_end};
 
 /// The ranges that are offered beside two times.
 pub const CHOICES: [(&str, &str); 8] = [
@@ -90,7 +89,7 @@ impl UsageView {
         let mut view = Self::read(&request.query, request.now).map_err(PageError::Range)?;
         view.range = console.store.bounded(view.range, request.now)?;
         if view.choice == "all" {
-            view.range.until = next(DAY, view.range.until - 1);
+            view.range.until = interval_end(view.range.until - 1, DAY);
         }
         let Range { since, until } = view.range;
         if since < 0 || until.saturating_sub(since) > LONGEST {
@@ -122,15 +121,15 @@ impl UsageView {
             ("times", _) => Range::between(from, to, now).checked(now)?,
             (_, Some(days @ When::Days(_))) => Range {
                 since: days.begin(now),
-                until: next(DAY, now),
+                until: interval_end(now, DAY),
             },
             // To the minute, of which the present one is the last.
             (_, Some(hours)) => Range {
-                since: hours.begin(next(60, now)),
-                until: next(60, now),
+                since: hours.begin(interval_end(now, 60)),
+                until: interval_end(now, 60),
             },
             ("month", _) => Range {
-                until: next(DAY, now),
+                until: interval_end(now, DAY),
                 ..this_month
             },
             ("last-month", _) => when::month(this_month.since - 1).unwrap_or(Range::ALL),
@@ -144,24 +143,14 @@ impl UsageView {
             range,
             is_extended: false,
             key: None,
-            key_text: query
-                .get("key")
-                .trim()
-                .chars()
-                .take(LONGEST_KEY_TEXT)
-                .collect(),
+            key_text: query.text("key", LONGEST_KEY_TEXT),
             gateway: gateway.map(String::from),
             outcome: if is_known {
                 outcome.into()
             } else {
                 String::new()
             },
-            cause: query
-                .get("cause")
-                .trim()
-                .chars()
-                .take(LONGEST_CAUSE)
-                .collect(),
+            cause: query.text("cause", LONGEST_CAUSE),
             least_ms: query.get("least").parse().ok(),
             most_ms: query.get("most").parse().ok(),
             order: SortOrder::parse(query.get("sort"), &COLUMNS).unwrap_or(DEFAULT_ORDER),
@@ -307,11 +296,6 @@ impl UsageView {
             _ => self,
         })
     }
-}
-
-/// The end of the interval of so many seconds that a time is in.
-fn next(seconds: i64, time: i64) -> i64 {
-    (time.div_euclid(seconds) + 1).saturating_mul(seconds)
 }
 
 /// Reads a bound of the range.
