@@ -26,20 +26,20 @@ pub struct Chart {
     pub series: Vec<Series>,
 }
 
-/// The bars of all charts of a page.
-pub struct Axis {
-    /// The interval of each bar, in words.
-    pub labels: Vec<String>,
-    /// The text under each bar; empty for most.
-    pub ticks: Vec<String>,
-    /// The address of the page with the interval of each bar.
-    pub links: Vec<String>,
-    /// Marks a bar that covers a part of its interval, or whose interval has not ended.
-    pub pale: Vec<bool>,
+/// The place of a bar in all charts of a page.
+pub struct AxisBar {
+    /// The interval, in words.
+    pub label: String,
+    /// The text under the bar; empty for most.
+    pub tick: String,
+    /// The address of the page with the interval.
+    pub link: String,
+    /// The bar covers a part of its interval, or the interval has not ended.
+    pub is_pale: bool,
 }
 
 /// Draws the charts, and the table of all their figures.
-pub fn draw(charts: &[Chart], axis: &Axis) -> (Vec<Markup>, Markup) {
+pub fn draw(charts: &[Chart], axis: &[AxisBar]) -> (Vec<Markup>, Markup) {
     let mut column = 1;
     let mut drawn = Vec::new();
     for chart in charts {
@@ -50,8 +50,8 @@ pub fn draw(charts: &[Chart], axis: &Axis) -> (Vec<Markup>, Markup) {
 }
 
 impl Chart {
-    fn figure(&self, axis: &Axis, column: usize) -> Markup {
-        let bars = axis.labels.len();
+    fn figure(&self, axis: &[AxisBar], column: usize) -> Markup {
+        let bars = axis.len();
         let scale = Scale::to(self.highest(bars));
         let (width, steps) = (bars * PLACE, scale.steps);
         let height = |step: u32| HEIGHT * f64::from(step) / f64::from(steps);
@@ -75,12 +75,12 @@ impl Chart {
                         @for series in &self.series {
                             path class=(format!("f {}", series.class)) d=(stacked(&series.values, &mut below, scale.top)) {}
                         }
-                        @for (bar, _) in axis.pale.iter().enumerate().filter(|(_, pale)| **pale) {
+                        @for (bar, _) in axis.iter().enumerate().filter(|(_, bar)| bar.is_pale) {
                             rect.pale x=(bar * PLACE) width=(PLACE) height=(HEIGHT) {}
                         }
                     }
                     div.x aria-hidden="true" {
-                        @for tick in &axis.ticks {
+                        @for AxisBar { tick, .. } in axis {
                             // A narrow screen shows every second one.
                             @let is_second = !tick.is_empty() && { labelled += 1; labelled % 2 == 0 };
                             i.second[is_second] { (tick) }
@@ -103,7 +103,7 @@ impl Chart {
 }
 
 /// The table of all figures. The script finds those of a bar by the number of the row.
-fn table(charts: &[Chart], axis: &Axis) -> Markup {
+fn table(charts: &[Chart], axis: &[AxisBar]) -> Markup {
     html! {
         details.data {
             summary { "All figures as a table" }
@@ -120,9 +120,9 @@ fn table(charts: &[Chart], axis: &Axis) -> Markup {
                         }
                     }
                     tbody {
-                        @for (bar, label) in axis.labels.iter().enumerate() {
+                        @for (bar, AxisBar { label, link, .. }) in axis.iter().enumerate() {
                             tr {
-                                th { a href=(axis.links[bar]) { (label) } }
+                                th { a href=(link) { (label) } }
                                 @for chart in charts {
                                     @for series in &chart.series { td { (figure(series.values[bar])) } }
                                 }
@@ -242,12 +242,12 @@ mod tests {
                 values: vec![Some(1), None],
             }],
         };
-        let axis = Axis {
-            labels: vec![hostile.into(); 2],
-            ticks: vec![hostile.into(), String::new()],
-            links: vec![hostile.into(); 2],
-            pale: vec![false, true],
-        };
+        let axis = [(hostile, false), ("", true)].map(|(tick, is_pale)| AxisBar {
+            label: hostile.into(),
+            tick: tick.into(),
+            link: hostile.into(),
+            is_pale,
+        });
         let (drawn, table) = draw(&[chart], &axis);
         for drawn in drawn.into_iter().chain([table]) {
             let text = drawn.into_string();

@@ -5,7 +5,7 @@ use time::format_description::BorrowedFormatItem;
 use time::macros::format_description;
 
 use super::bar_interval::BarInterval;
-use super::chart::{Axis, Chart, Series};
+use super::chart::{AxisBar, Chart, Series};
 use super::report::{ResultKind, UsageReport, span};
 use super::view::UsageView;
 use crate::store::{Range, Span};
@@ -74,26 +74,19 @@ fn tokens(report: &UsageReport) -> Option<Chart> {
 /// The most labels under a chart.
 const LABELS: usize = 7;
 
-pub fn axis(view: &UsageView, report: &UsageReport, now: i64) -> Axis {
-    let ranges: Vec<Range> = report.bars.iter().map(|bar| bar.range).collect();
-    let is_present = |range: &Range| (range.since..range.until).contains(&now);
-    let label = |range: &Range| {
-        label(report.step, *range) + if is_present(range) { ", so far" } else { "" }
+pub fn axis(view: &UsageView, report: &UsageReport, now: i64) -> Vec<AxisBar> {
+    let (step, ranges) = (report.step, report.bars.iter().map(|bar| bar.range));
+    let ranges: Vec<Range> = ranges.collect();
+    let bar = |(index, range): (usize, &Range)| {
+        let is_present = (range.since..range.until).contains(&now);
+        AxisBar {
+            label: label(step, *range) + if is_present { ", so far" } else { "" },
+            tick: tick(step, &ranges, index).unwrap_or_default(),
+            link: address(view, *range, now),
+            is_pale: is_present || !step.is_whole(*range),
+        }
     };
-    Axis {
-        labels: ranges.iter().map(label).collect(),
-        ticks: (0..ranges.len())
-            .map(|bar| tick(report.step, &ranges, bar).unwrap_or_default())
-            .collect(),
-        links: ranges
-            .iter()
-            .map(|range| address(view, *range, now))
-            .collect(),
-        pale: ranges
-            .iter()
-            .map(|range| is_present(range) || !report.step.is_whole(*range))
-            .collect(),
-    }
+    ranges.iter().enumerate().map(bar).collect()
 }
 
 /// The page with the interval of a bar: its figures by shorter bars, or its requests if there are none.
@@ -199,7 +192,7 @@ mod tests {
     use crate::console::usage::view::tests::{NOW, view};
     use crate::store::Sums;
 
-    fn axis_of(query: &str) -> Axis {
+    fn axis_of(query: &str) -> Vec<AxisBar> {
         let view = view(query);
         let (step, ranges) = BarInterval::fitting(view.range, span(view.range, NOW));
         let bars = ranges
@@ -277,17 +270,16 @@ mod tests {
         ] {
             let axis = axis_of(query);
             let ticks: Vec<&str> = axis
-                .ticks
                 .iter()
-                .map(String::as_str)
+                .map(|bar| bar.tick.as_str())
                 .filter(|tick| !tick.is_empty())
                 .collect();
             let labels: Vec<&str> = labels
                 .split(if labels.contains('|') { '|' } else { ' ' })
                 .collect();
             assert_eq!(ticks, labels, "{query}");
-            assert_eq!(axis.labels[1], second, "{query}");
-            for (tick, label) in axis.ticks.iter().zip(&axis.labels) {
+            assert_eq!(axis[1].label, second, "{query}");
+            for AxisBar { tick, label, .. } in &axis {
                 assert!(
                     tick.split(' ').all(|word| label.contains(word)),
                     "{query}: {tick} is under {label}"
@@ -340,13 +332,11 @@ mod tests {
             ),
         ] {
             let axis = axis_of(query);
-            assert_eq!(axis.labels.len(), bars, "{query}");
+            assert_eq!(axis.len(), bars, "{query}");
             let pale: Vec<&str> = axis
-                .labels
                 .iter()
-                .zip(&axis.pale)
-                .filter(|(_, pale)| **pale)
-                .map(|(label, _)| label.as_str())
+                .filter(|bar| bar.is_pale)
+                .map(|bar| bar.label.as_str())
                 .collect();
             let mut expected: Vec<&str> = first
                 .into_iter()
