@@ -59,7 +59,9 @@ pub fn page(operator: &Operator) -> PageResult {
             (page_links(newest.as_slice(), "", earlier))
         }
     };
-    Ok(layout::operator_page(operator, "/audit", "Audit", &content))
+    Ok(layout::operator_page(
+        operator, 200, "/audit", "Audit", &content,
+    ))
 }
 
 fn cells(row: &AuditRow) -> Vec<Markup> {

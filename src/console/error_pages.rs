@@ -103,11 +103,10 @@ pub fn error(operator: Option<&Operator>, peer: Option<IpAddr>, error: &PageErro
             }
         }
     };
-    let mut response = match operator {
-        Some(operator) => operator_page(operator, "", title, &content),
+    let response = match operator {
+        Some(operator) => operator_page(operator, status, "", title, &content),
         None => plain_page(status, title, &content),
     };
-    response.status = status;
     match (error, retry_after) {
         (PageError::Method, _) => response.with("allow", "GET, POST"),
         (_, Some(seconds)) => response.with("retry-after", seconds.to_string()),

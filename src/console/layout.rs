@@ -22,7 +22,13 @@ const PARTS: [(&str, &str); 5] = [
 ];
 
 /// A page for a signed-in operator, with the navigation. `part` is the address of the part that it belongs to.
-pub fn operator_page(operator: &Operator, part: &str, title: &str, content: &Markup) -> Response {
+pub fn operator_page(
+    operator: &Operator,
+    status: u16,
+    part: &str,
+    title: &str,
+    content: &Markup,
+) -> Response {
     let console = operator.console;
     let trouble = verdict::trouble(&verdict::parts(console));
     let gateway = console.config.gateway_name();
@@ -44,7 +50,7 @@ pub fn operator_page(operator: &Operator, part: &str, title: &str, content: &Mar
             button.quiet type="submit" { "Sign out" }
         }
     };
-    frame(200, &format!("{dot}{title} · {gateway}"), &top, content)
+    frame(status, &format!("{dot}{title} · {gateway}"), &top, content)
 }
 
 /// A page that needs no session.

@@ -250,7 +250,7 @@ pub fn page(operator: &Operator) -> PageResult {
         }
     };
     Ok(layout::operator_page(
-        operator, "/keys", "API Keys", &content,
+        operator, 200, "/keys", "API Keys", &content,
     ))
 }
 

@@ -47,11 +47,8 @@ fn form(operator: &Operator, wanted: &KeyForm, wrong: Option<&WrongField>) -> Re
             }
         }
     };
-    let mut response = layout::operator_page(operator, "/keys", "Create an API key", &content);
-    if wrong.is_some() {
-        response.status = 400;
-    }
-    response
+    let status = if wrong.is_some() { 400 } else { 200 };
+    layout::operator_page(operator, status, "/keys", "Create an API key", &content)
 }
 
 pub fn create(operator: &Operator) -> PageResult {
@@ -97,6 +94,7 @@ pub fn create(operator: &Operator) -> PageResult {
     };
     Ok(layout::operator_page(
         operator,
+        200,
         "/keys",
         "Your new key",
         &content,
@@ -277,9 +275,9 @@ fn key_page(
             }
         }
     };
-    let mut response = layout::operator_page(operator, "/keys", &key.name, &content);
-    response.status = status;
-    Ok(response)
+    Ok(layout::operator_page(
+        operator, status, "/keys", &key.name, &content,
+    ))
 }
 
 /// The facts about a key; with its terms, if the form has others or there is none.
@@ -342,6 +340,7 @@ pub fn confirm_revoke(operator: &Operator, id: &str) -> PageResult {
     };
     Ok(layout::operator_page(
         operator,
+        200,
         "/keys",
         "Revoke a key",
         &content,

@@ -45,11 +45,7 @@ pub fn page(operator: &Operator, id: &str) -> PageResult {
                     (usage.retention_days).";
         return Ok(missing(operator, id, text));
     };
-    let keys = console.store.list_keys()?;
-    let name_now = keys
-        .iter()
-        .find(|key| key.id == row.key_id)
-        .map(|key| key.name.as_str());
+    let key = console.store.key(&row.key_id)?;
     let content = html! {
         main {
             p.crumbs { a href=(operator.request.with_query("/requests")) { "Requests" } " / Request" }
@@ -62,7 +58,7 @@ pub fn page(operator: &Operator, id: &str) -> PageResult {
                 dt { "Key" } dd {
                     a href=(format!("/keys/{}", row.key_id)) { span.text { (row.key_name) } } " "
                     code.muted { (row.key_id) }
-                    @if let Some(name) = name_now.filter(|name| *name != row.key_name) { " – now named " span.text { (name) } }
+                    @if let Some(key) = key.filter(|key| key.name != row.key_name) { " – now named " span.text { (key.name) } }
                 }
                 @if let Some(cause) = &row.cause { dt { "Cause" } dd { code { (cause) } } }
                 dt { "Tokens in" } dd { (figure(row.tokens.prompt_tokens)) }
@@ -79,6 +75,7 @@ pub fn page(operator: &Operator, id: &str) -> PageResult {
     };
     Ok(layout::operator_page(
         operator,
+        200,
         "/requests",
         "Request",
         &content,
@@ -105,9 +102,7 @@ fn missing(operator: &Operator, asked: &str, text: &str) -> Response {
             (find_form())
         }
     };
-    let mut response = layout::operator_page(operator, "/requests", "No such request", &content);
-    response.status = 404;
-    response
+    layout::operator_page(operator, 404, "/requests", "No such request", &content)
 }
 
 /// Rows of a ledger that was moved here have no gateway.

@@ -34,7 +34,7 @@ const TOTALS_COLUMNS: [&str; 9] = [
 const MAX_EXPORTS: usize = 4;
 
 /// The next piece of a download, empty if nothing was found yet; `None` at the end.
-type NextPiece = Result<Option<String>, BodyStreamError>;
+type NextPiece = Result<Option<String>, StoreError>;
 
 struct Download<F> {
     next_piece: F,
@@ -62,7 +62,11 @@ impl Drop for ExportPermit {
 
 impl<F: FnMut() -> NextPiece + Send> BodyStream for Download<F> {
     fn next(&mut self) -> Result<Option<Vec<u8>>, BodyStreamError> {
-        Ok((self.next_piece)()?.map(String::into_bytes))
+        let piece = (self.next_piece)().map_err(|error| {
+            log::error!("console, export: {error}");
+            BodyStreamError
+        })?;
+        Ok(piece.map(String::into_bytes))
     }
 }
 
@@ -80,13 +84,7 @@ pub fn rows(operator: &Operator, is_json: bool) -> PageResult {
     let store = &operator.console.store;
     let view = UsageView::from_request(operator)?.with_key(store, &store.list_keys()?)?;
     let pieces = row_pieces(Arc::clone(store), view.row_filter(), is_json);
-    start(
-        operator,
-        &view,
-        &format!("usage.{extension}"),
-        opening,
-        pieces,
-    )
+    start(operator, &view, "usage", extension, opening, pieces)
 }
 
 /// Makes the pieces of the export, one at each call.
@@ -96,12 +94,7 @@ fn row_pieces(store: Arc<Store>, filter: RowFilter, is_json: bool) -> impl FnMut
         if is_done {
             return Ok(None);
         }
-        let listing = store
-            .oldest(&filter, after.as_deref(), ROWS_PER_PIECE)
-            .map_err(|error| {
-                log::error!("console, export: {error}");
-                BodyStreamError
-            })?;
+        let listing = store.oldest(&filter, after.as_deref(), ROWS_PER_PIECE)?;
         let mut piece = String::new();
         for row in &listing.rows {
             if is_json {
@@ -133,18 +126,13 @@ pub fn totals(operator: &Operator) -> PageResult {
     let names = keys.into_iter().map(|key| (key.id, key.name)).collect();
     let (store, asked) = (Arc::clone(&console.store), view.clone());
     let mut next = view.range.since;
-    start(operator, &view, "totals.csv", heading, move || {
+    start(operator, &view, "totals", "csv", heading, move || {
         let (since, until) = (next, asked.range.until);
         if since >= until {
             return Ok(None);
         }
         next = when::interval_end(since, when::DAY).min(until);
-        day_lines(&store, &asked, &names, Range { since, until: next })
-            .map(Some)
-            .map_err(|error| {
-                log::error!("console, totals: {error}");
-                BodyStreamError
-            })
+        day_lines(&store, &asked, &names, Range { since, until: next }).map(Some)
     })
 }
 
@@ -183,7 +171,8 @@ fn day_lines(
 fn start(
     operator: &Operator,
     view: &UsageView,
-    file: &str,
+    name: &str,
+    extension: &str,
     opening: String,
     next_piece: impl FnMut() -> NextPiece + Send + 'static,
 ) -> PageResult {
@@ -196,9 +185,6 @@ fn start(
     }
     let permit = ExportPermit::acquire(&operator.console.exports)
         .ok_or(PageError::Wait(Duration::from_secs(10)))?;
-    let (name, extension) = file
-        .split_once('.')
-        .expect("a file's name with its extension");
     let content_type = if extension == "json" {
         "application/json"
     } else {

@@ -100,6 +100,7 @@ pub fn page(operator: &Operator) -> PageResult {
     };
     Ok(layout::operator_page(
         operator,
+        200,
         "/requests",
         "Requests",
         &content,

@@ -49,7 +49,7 @@ pub fn page(operator: &Operator) -> PageResult {
             (facts(console))
         }
     };
-    let response = layout::operator_page(operator, "/status", "Status", &content);
+    let response = layout::operator_page(operator, 200, "/status", "Status", &content);
     // The page reloads without a script until the checks are done.
     Ok(if is_running {
         response.with("refresh", "1; url=/status")

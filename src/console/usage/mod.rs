@@ -37,7 +37,9 @@ pub fn page(operator: &Operator) -> PageResult {
             @if view.key_text.is_empty() { (overview(&view, &keys, &report, page, request.now)) }
         }
     };
-    Ok(layout::operator_page(operator, "/usage", "Usage", &content))
+    Ok(layout::operator_page(
+        operator, 200, "/usage", "Usage", &content,
+    ))
 }
 
 fn overview(view: &UsageView, keys: &[Key], report: &UsageReport, page: usize, now: i64) -> Markup {
