@@ -12,7 +12,7 @@ use super::verdict::{self, PartState};
 use super::{Console, PageResult, format};
 use crate::checks::Verdict;
 use crate::config::GroundingMode;
-use crate::listener::{Cause, Level};
+use crate::listener::{Level, LoadEvent};
 use crate::store::{Gateway, StoreError};
 use crate::text::{count, grouped};
 use crate::when;
@@ -131,7 +131,7 @@ fn facts(console: &Console) -> Markup {
             dt { "Queue" } dd { (level(load.queue)) }
             dt { "Connections" } dd { (level(load.connections)) }
             dt { "Buffers" } dd { (format!("{buffered:.1} of {buffer_limit:.1} MiB")) }
-            dt { "Rejected (no room)" } dd { (count((load.of(Cause::QueueFull) + load.of(Cause::BuffersFull)) as i64, "request")) " since the start" }
+            dt { "Rejected (no room)" } dd { (count((load.count_of(LoadEvent::QueueFull) + load.count_of(LoadEvent::BuffersFull)) as i64, "request")) " since the start" }
             @if let Some(searches) = searches(console) { dt { "Search" } dd { (searches) } }
         }
         h2 { "The ledger" }

@@ -19,13 +19,13 @@ pub struct Load {
     /// The memory that the connections and their requests hold, the console's too.
     buffered: AtomicUsize,
     pub(super) accepted: AtomicU64,
-    /// In the order of [`Cause::ALL`].
-    causes: [AtomicU64; Cause::ALL.len()],
+    /// In the order of [`LoadEvent::ALL`].
+    events: [AtomicU64; LoadEvent::ALL.len()],
 }
 
 /// Why a request got no worker, or a connection no room. Each is a count, and a line in the log once a minute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
+pub enum LoadEvent {
     /// A request was shed: every worker and every place in the queue was taken.
     QueueFull,
     /// A console request was shed: too many were waiting.
@@ -44,7 +44,7 @@ pub enum Cause {
     AbandonedRunning,
 }
 
-impl Cause {
+impl LoadEvent {
     /// In the order of the variants.
     pub const ALL: [Self; 8] = [
         Self::QueueFull,
@@ -118,13 +118,13 @@ pub struct Snapshot {
     pub buffered_bytes: Level,
     /// Connections that were taken.
     pub accepted: u64,
-    /// In the order of [`Cause::ALL`].
-    pub causes: [u64; Cause::ALL.len()],
+    /// In the order of [`LoadEvent::ALL`].
+    pub events: [u64; LoadEvent::ALL.len()],
 }
 
 impl Snapshot {
-    pub fn of(&self, cause: Cause) -> u64 {
-        self.causes[cause as usize]
+    pub fn count_of(&self, event: LoadEvent) -> u64 {
+        self.events[event as usize]
     }
 }
 
@@ -160,16 +160,16 @@ impl Load {
             connections: AtomicUsize::new(0),
             buffered: AtomicUsize::new(0),
             accepted: AtomicU64::new(0),
-            causes: Default::default(),
+            events: Default::default(),
         }
     }
 
-    pub(super) fn count(&self, cause: Cause) {
-        self.causes[cause as usize].fetch_add(1, Ordering::Relaxed);
+    pub(super) fn count(&self, event: LoadEvent) {
+        self.events[event as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn of(&self, cause: Cause) -> u64 {
-        self.causes[cause as usize].load(Ordering::Relaxed)
+    pub(super) fn count_of(&self, event: LoadEvent) -> u64 {
+        self.events[event as usize].load(Ordering::Relaxed)
     }
 
     /// Publishes the figures of the loop.
@@ -216,17 +216,17 @@ impl Load {
                 most: buffered_bytes,
             },
             accepted: self.accepted.load(Ordering::Relaxed),
-            causes: Cause::ALL.map(|cause| self.of(cause)),
+            events: LoadEvent::ALL.map(|event| self.count_of(event)),
         }
     }
 }
 
-/// A cause has a line in the log at most this often, because a stranger could fill the disk with them.
+/// An event has a line in the log at most this often, because a stranger could fill the disk with them.
 const LINE_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The log lines about a lack of room.
 #[derive(Default)]
-pub(super) struct PressureLog([LoggedCount; Cause::ALL.len()]);
+pub(super) struct PressureLog([LoggedCount; LoadEvent::ALL.len()]);
 
 #[derive(Clone, Copy, Default)]
 struct LoggedCount {
@@ -237,17 +237,17 @@ struct LoggedCount {
 impl PressureLog {
     /// Returns when the next line is due; `None` if there is nothing to log.
     pub fn due(&self, load: &Load, now: Instant) -> Option<Instant> {
-        Cause::ALL
+        LoadEvent::ALL
             .into_iter()
-            .filter_map(|cause| self.0[cause as usize].due(load.of(cause), now))
+            .filter_map(|event| self.0[event as usize].due(load.count_of(event), now))
             .min()
     }
 
     /// Writes the lines that are due.
     pub fn write(&mut self, load: &Load, now: Instant) {
-        for cause in Cause::ALL {
-            if let Some(more) = self.0[cause as usize].take(load.of(cause), now) {
-                let (level, line) = cause.line(more);
+        for event in LoadEvent::ALL {
+            if let Some(more) = self.0[event as usize].take(load.count_of(event), now) {
+                let (level, line) = event.line(more);
                 log::log!(level, "{line}");
             }
         }
@@ -284,14 +284,14 @@ mod tests {
     #[test]
     fn the_list_is_whole_and_in_the_order_of_the_variants() {
         assert!(
-            Cause::ALL
+            LoadEvent::ALL
                 .iter()
                 .enumerate()
-                .all(|(place, &cause)| cause as usize == place)
+                .all(|(place, &event)| event as usize == place)
         );
         assert_eq!(
-            Cause::AbandonedRunning as usize + 1,
-            Cause::ALL.len(),
+            LoadEvent::AbandonedRunning as usize + 1,
+            LoadEvent::ALL.len(),
             "the last variant"
         );
     }
@@ -318,19 +318,19 @@ mod tests {
     }
 
     #[test]
-    fn each_cause_has_its_own_line_and_the_rest_is_written_at_the_end() {
+    fn each_event_has_its_own_line_and_the_rest_is_written_at_the_end() {
         let (load, start) = (Load::new(&Limits::default()), Instant::now());
         let mut log = PressureLog::default();
-        load.count(Cause::QueueFull);
+        load.count(LoadEvent::QueueFull);
         log.write(&load, start);
         assert_eq!(log.due(&load, start), None);
-        load.count(Cause::QueueFull);
+        load.count(LoadEvent::QueueFull);
         assert_eq!(log.due(&load, start), Some(start + LINE_INTERVAL));
-        load.count(Cause::Rejected);
+        load.count(LoadEvent::Rejected);
         assert_eq!(
             log.due(&load, start),
             Some(start),
-            "another cause does not wait"
+            "another event does not wait"
         );
         log.finish(&load, start);
         assert_eq!(log.due(&load, start), None);

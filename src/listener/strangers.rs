@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::connection::Outgoing;
-use super::load::Cause;
+use super::load::LoadEvent;
 use super::queue::{Job, Name, NoJob, REMEMBERED};
 use super::workers::{Assignment, RunningCall, Workers, contain_panic};
 use super::{Lane, RequestIdentity, Service};
@@ -83,7 +83,7 @@ impl<S: Service> Workers<S> {
     /// Answers a request for which there is no room in the lane of its key.
     fn shed(&self, job: &Job) {
         let Some(call) = job.call() else { return };
-        self.load.count(Cause::QueueFull);
+        self.load.count(LoadEvent::QueueFull);
         let failure = Failure::shed(FailureCause::QueueFull);
         let response = self
             .service

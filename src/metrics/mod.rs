@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use self::exposition::MetricsText;
 use self::histogram::Histogram;
 use crate::error::ApiError;
-use crate::listener::{Cause, Snapshot};
+use crate::listener::{LoadEvent, Snapshot};
 use crate::runtime::RuntimeStatus;
 use crate::store::{Key, KeyBudget, Searched, Tokens};
 
@@ -321,20 +321,29 @@ fn shed(text: &mut MetricsText, load: &Snapshot) {
     .with("", load.accepted);
     let help = "Connections closed because there was no room: new ones, and unfinished or idle ones that were evicted.";
     text.counter("adriaticum_connections_shed_total", help)
-        .with("which=\"new\"", load.of(Cause::Rejected))
-        .with("which=\"unfinished\"", load.of(Cause::UnfinishedEvicted))
-        .with("which=\"idle\"", load.of(Cause::IdleEvicted));
+        .with("which=\"new\"", load.count_of(LoadEvent::Rejected))
+        .with(
+            "which=\"unfinished\"",
+            load.count_of(LoadEvent::UnfinishedEvicted),
+        )
+        .with("which=\"idle\"", load.count_of(LoadEvent::IdleEvicted));
     text.counter(
         "adriaticum_requests_shed_total",
         "Requests answered 503 because there was no room.",
     )
-    .with("reason=\"queue\"", load.of(Cause::QueueFull))
-    .with("reason=\"console\"", load.of(Cause::ConsoleFull))
-    .with("reason=\"buffer\"", load.of(Cause::BuffersFull));
+    .with("reason=\"queue\"", load.count_of(LoadEvent::QueueFull))
+    .with("reason=\"console\"", load.count_of(LoadEvent::ConsoleFull))
+    .with("reason=\"buffer\"", load.count_of(LoadEvent::BuffersFull));
     let help = "Requests whose client went away before their answer.";
     text.counter("adriaticum_requests_abandoned_total", help)
-        .with("phase=\"waiting\"", load.of(Cause::AbandonedWaiting))
-        .with("phase=\"running\"", load.of(Cause::AbandonedRunning));
+        .with(
+            "phase=\"waiting\"",
+            load.count_of(LoadEvent::AbandonedWaiting),
+        )
+        .with(
+            "phase=\"running\"",
+            load.count_of(LoadEvent::AbandonedRunning),
+        );
 }
 
 fn write_runtimes(text: &mut MetricsText, runtimes: &[RuntimeStatus]) {
@@ -418,7 +427,7 @@ mod tests {
                 most: 65536,
             },
             accepted: 9,
-            causes: [4, 0, 5, 1, 3, 2, 7, 8],
+            events: [4, 0, 5, 1, 3, 2, 7, 8],
         }
     }
 

@@ -12,7 +12,7 @@ use adriaticum::error::Failure;
 use adriaticum::http::response::{Broken, Pieces};
 use adriaticum::http::{self, MAX_HEAD, Request, RequestHead, Response};
 use adriaticum::listener::{
-    Acceptor, Admission, Cause, Certificate, Lane, Level, Limits, Load, PendingRequest,
+    Acceptor, Admission, Certificate, Lane, Level, Limits, Load, LoadEvent, PendingRequest,
     RequestIdentity, RunningCall, Service,
 };
 
@@ -196,8 +196,8 @@ impl Running {
         client
     }
 
-    fn counted(&self, cause: Cause) -> u64 {
-        self.load.snapshot().of(cause)
+    fn counted(&self, event: LoadEvent) -> u64 {
+        self.load.snapshot().count_of(event)
     }
 
     #[track_caller]
@@ -416,8 +416,8 @@ fn all_buffers_together_have_a_bound() {
     assert_eq!((shed.status, first.ends()), (503, true));
     assert_eq!(
         (
-            running.counted(Cause::UnfinishedEvicted),
-            running.counted(Cause::BuffersFull)
+            running.counted(LoadEvent::UnfinishedEvicted),
+            running.counted(LoadEvent::BuffersFull)
         ),
         (1, 0)
     );
@@ -430,8 +430,8 @@ fn all_buffers_together_have_a_bound() {
     assert_eq!(second.reply().status, 503);
     assert_eq!(
         (
-            running.counted(Cause::UnfinishedEvicted),
-            running.counted(Cause::BuffersFull)
+            running.counted(LoadEvent::UnfinishedEvicted),
+            running.counted(LoadEvent::BuffersFull)
         ),
         (1, 1)
     );
@@ -441,8 +441,8 @@ fn all_buffers_together_have_a_bound() {
     assert_eq!((fourth.reply().status, third.reply().status), (200, 503));
     assert_eq!(
         (
-            running.counted(Cause::UnfinishedEvicted),
-            running.counted(Cause::BuffersFull)
+            running.counted(LoadEvent::UnfinishedEvicted),
+            running.counted(LoadEvent::BuffersFull)
         ),
         (2, 1)
     );
@@ -482,13 +482,13 @@ fn an_idle_session_gives_way_to_a_request() {
     assert_eq!(client.reply().status, 200);
     assert_eq!(
         (
-            running.counted(Cause::BuffersFull),
-            running.counted(Cause::Rejected)
+            running.counted(LoadEvent::BuffersFull),
+            running.counted(LoadEvent::Rejected)
         ),
         (0, 0)
     );
     assert!(
-        (1..50).contains(&running.counted(Cause::IdleEvicted)),
+        (1..50).contains(&running.counted(LoadEvent::IdleEvicted)),
         "{:?}",
         running.load.snapshot()
     );
@@ -628,7 +628,7 @@ fn a_session_is_evicted_during_a_stop() {
     assert_eq!(broken.reply().status, 400);
     assert_eq!(growing.reply().status, 503);
     assert!(idle.ends());
-    assert_eq!(running.counted(Cause::UnfinishedEvicted), 1);
+    assert_eq!(running.counted(LoadEvent::UnfinishedEvicted), 1);
 }
 
 /// Two connections expire at the same time. The refusal of the first may evict the second.
@@ -695,8 +695,8 @@ fn the_longest_idle_connection_makes_room() {
     );
     assert_eq!(
         (
-            snapshot.of(Cause::IdleEvicted),
-            snapshot.of(Cause::UnfinishedEvicted)
+            snapshot.count_of(LoadEvent::IdleEvicted),
+            snapshot.count_of(LoadEvent::UnfinishedEvicted)
         ),
         (2, 0)
     );
@@ -718,7 +718,7 @@ fn the_largest_holder_gives_way_although_it_is_idle() {
         .map(|number| running.hold_from(3 + number % 2))
         .collect();
     assert_eq!(
-        running.counted(Cause::IdleEvicted),
+        running.counted(LoadEvent::IdleEvicted),
         30 - 6,
         "they evict one another"
     );
@@ -727,8 +727,8 @@ fn the_largest_holder_gives_way_although_it_is_idle() {
     assert_eq!((upload.reply().status, kept.reply().status), (200, 200));
     assert_eq!(
         (
-            running.counted(Cause::UnfinishedEvicted),
-            running.counted(Cause::Rejected)
+            running.counted(LoadEvent::UnfinishedEvicted),
+            running.counted(LoadEvent::Rejected)
         ),
         (0, 0)
     );
@@ -761,8 +761,8 @@ fn an_address_loses_its_longest_idle_connection_first_and_then_its_oldest_reques
     assert_eq!(requests[0].reply().status, 503);
     assert_eq!(
         (
-            running.counted(Cause::IdleEvicted),
-            running.counted(Cause::UnfinishedEvicted)
+            running.counted(LoadEvent::IdleEvicted),
+            running.counted(LoadEvent::UnfinishedEvicted)
         ),
         (2, 1)
     );
@@ -800,8 +800,8 @@ fn running_requests_count_as_held_and_are_not_evicted() {
     }
     assert_eq!(
         (
-            running.counted(Cause::IdleEvicted),
-            running.counted(Cause::Rejected)
+            running.counted(LoadEvent::IdleEvicted),
+            running.counted(LoadEvent::Rejected)
         ),
         (2, 0)
     );
@@ -833,7 +833,7 @@ fn unfinished_requests_of_the_busiest_address_make_room() {
         })
         .collect();
     assert_eq!(
-        running.counted(Cause::UnfinishedEvicted),
+        running.counted(LoadEvent::UnfinishedEvicted),
         36,
         "they have half of the connections"
     );
@@ -878,9 +878,9 @@ fn unfinished_bodies_of_the_busiest_address_make_room() {
         honest.send(post(200_000, 200_000));
         assert_eq!(honest.reply().status, 200);
     }
-    assert_eq!(running.counted(Cause::BuffersFull), 0);
+    assert_eq!(running.counted(LoadEvent::BuffersFull), 0);
     assert_eq!(flood[0].reply().status, 503);
-    assert!(running.counted(Cause::UnfinishedEvicted) >= 12);
+    assert!(running.counted(LoadEvent::UnfinishedEvicted) >= 12);
 }
 
 #[test]
@@ -905,7 +905,7 @@ fn without_a_victim_a_new_connection_is_turned_away_with_a_response() {
             (503, Some("close"))
         );
         assert!(new.ends());
-        assert_eq!(running.counted(Cause::Rejected), u64::from(number));
+        assert_eq!(running.counted(LoadEvent::Rejected), u64::from(number));
     }
     running.echo.gate.store(true, Ordering::Release);
     for client in &mut busy {
@@ -1120,14 +1120,14 @@ fn a_response_that_is_not_read_gives_way() {
     honest.send(post(200_000, 200_000));
     assert_eq!(honest.reply().status, 200);
     assert_eq!(
-        running.counted(Cause::UnfinishedEvicted),
+        running.counted(LoadEvent::UnfinishedEvicted),
         0,
         "there was room"
     );
     let mut new = running.connect_from(5);
     new.send(get("/"));
     assert_eq!(new.reply().status, 200);
-    assert_eq!(running.counted(Cause::UnfinishedEvicted), 1);
+    assert_eq!(running.counted(LoadEvent::UnfinishedEvicted), 1);
     assert!(
         slow[0].reply().body.len() < 8 * 1024 * 1024,
         "the oldest of the address that holds most"
@@ -1147,14 +1147,14 @@ fn a_response_that_is_not_read_gives_way() {
     slow.iter_mut()
         .for_each(|client| client.send(get("/large")));
     until("one is evicted", || {
-        running.counted(Cause::UnfinishedEvicted) >= 1
+        running.counted(LoadEvent::UnfinishedEvicted) >= 1
     });
     for _ in 0..10 {
         let mut honest = running.connect_elsewhere();
         honest.send(post(250_000, 250_000));
         assert_eq!(honest.reply().status, 200);
     }
-    assert_eq!(running.counted(Cause::BuffersFull), 0);
+    assert_eq!(running.counted(LoadEvent::BuffersFull), 0);
 }
 
 #[test]
@@ -1213,8 +1213,8 @@ fn a_full_queue_sheds_at_once_and_every_place_is_used() {
     );
     assert_eq!(
         (
-            snapshot.of(Cause::QueueFull),
-            snapshot.of(Cause::BuffersFull)
+            snapshot.count_of(LoadEvent::QueueFull),
+            snapshot.count_of(LoadEvent::BuffersFull)
         ),
         (1, 0)
     );

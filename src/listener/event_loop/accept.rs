@@ -12,7 +12,7 @@ use super::eviction::send_unavailable;
 use super::{ConnectionEntry, EventLoop};
 use crate::listener::Service;
 use crate::listener::connection::InboundConnection;
-use crate::listener::load::Cause;
+use crate::listener::load::LoadEvent;
 use crate::listener::origins::{Holding, Origin, Resource};
 use crate::listener::socket::InboundStream;
 
@@ -60,7 +60,7 @@ impl<S: Service> EventLoop<S> {
         let origin = Origin::of(peer, &self.listener.trusted_proxies);
         let is_plain = self.listener.acceptor.is_none() || peer.is_none();
         if !self.make_room_for_connection(origin) {
-            self.listener.load.count(Cause::Rejected);
+            self.listener.load.count(LoadEvent::Rejected);
             if is_plain {
                 send_unavailable(&*self.service, &stream, peer, &mut self.scratch);
             }

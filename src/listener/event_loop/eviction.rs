@@ -9,7 +9,7 @@ use crate::error::{Failure, FailureCause};
 use crate::http::MAX_HEAD;
 use crate::http::response::ConnectionHeader;
 use crate::listener::Service;
-use crate::listener::load::Cause;
+use crate::listener::load::LoadEvent;
 use crate::listener::origins::{Origin, Resource};
 use crate::listener::socket::InboundStream;
 
@@ -68,7 +68,7 @@ impl<S: Service> EventLoop<S> {
                 return false;
             };
             if let Some(job) = heaviest.shed() {
-                self.shed(&job, Cause::BuffersFull);
+                self.shed(&job, LoadEvent::BuffersFull);
             }
         }
         true
@@ -111,10 +111,10 @@ impl<S: Service> EventLoop<S> {
             return false;
         };
         if entry.connection.is_unfinished() {
-            self.listener.load.count(Cause::UnfinishedEvicted);
+            self.listener.load.count(LoadEvent::UnfinishedEvicted);
             self.evict_unfinished(index, resource);
         } else {
-            self.listener.load.count(Cause::IdleEvicted);
+            self.listener.load.count(LoadEvent::IdleEvicted);
             self.close(index);
         }
         true

@@ -6,7 +6,7 @@ use super::{ConnectionEntry, EventLoop};
 use crate::error::{Failure, FailureCause};
 use crate::http::response::ConnectionHeader;
 use crate::listener::connection::Outgoing;
-use crate::listener::load::Cause;
+use crate::listener::load::LoadEvent;
 use crate::listener::queue::{Job, Work};
 use crate::listener::{Destination, PendingRequest, Service, Ticket};
 
@@ -44,8 +44,8 @@ impl<S: Service> EventLoop<S> {
             return self.drop_abandoned(index);
         }
         let full = match call.destination {
-            Destination::Api(_) => Cause::QueueFull,
-            Destination::Console => Cause::ConsoleFull,
+            Destination::Api(_) => LoadEvent::QueueFull,
+            Destination::Console => LoadEvent::ConsoleFull,
         };
         let workers = Arc::clone(&self.workers);
         let (queue, ticket) = workers.place(call.destination, ticket);
@@ -58,7 +58,7 @@ impl<S: Service> EventLoop<S> {
         let bytes = job.bytes();
         let own = queue.lane_bytes(&job.ticket.lane) + bytes;
         if !self.make_room_for_request(bytes, own, job.ticket.lane.is_some()) {
-            return self.shed(&job, Cause::BuffersFull);
+            return self.shed(&job, LoadEvent::BuffersFull);
         }
         self.connections[index].call = Some((cancellation, bytes));
         self.account(index);
@@ -68,9 +68,9 @@ impl<S: Service> EventLoop<S> {
     }
 
     /// Answers a complete request for which there is no room.
-    pub(super) fn shed(&mut self, job: &Job, cause: Cause) {
+    pub(super) fn shed(&mut self, job: &Job, cause: LoadEvent) {
         self.listener.load.count(cause);
-        let cause = if cause == Cause::BuffersFull {
+        let cause = if cause == LoadEvent::BuffersFull {
             FailureCause::BuffersFull
         } else {
             FailureCause::QueueFull
@@ -124,14 +124,14 @@ impl<S: Service> EventLoop<S> {
         if self.workers.remove(call) {
             self.drop_abandoned(index);
         } else {
-            self.listener.load.count(Cause::AbandonedRunning);
+            self.listener.load.count(LoadEvent::AbandonedRunning);
         }
         true
     }
 
     /// Closes the connection of a client that went away while its request waited.
     fn drop_abandoned(&mut self, index: usize) {
-        self.listener.load.count(Cause::AbandonedWaiting);
+        self.listener.load.count(LoadEvent::AbandonedWaiting);
         self.close(index);
     }
 }
