@@ -265,9 +265,9 @@ fn status(metrics: &Metrics, Snapshot { workers, queue, .. }: &Snapshot) -> Stri
         "{} served, {} of {} busy, {} of {} in the queue used",
         count(metrics.served() as i64, "request"),
         workers.now,
-        count(workers.most as i64, "worker"),
+        count(workers.limit as i64, "worker"),
         queue.now,
-        count(queue.most as i64, "place")
+        count(queue.limit as i64, "place")
     )
 }
 

@@ -12,7 +12,7 @@ use super::verdict::{self, PartState};
 use super::{Console, PageResult, format};
 use crate::checks::Verdict;
 use crate::config::GroundingMode;
-use crate::listener::{Level, LoadEvent};
+use crate::listener::{Gauge, LoadEvent};
 use crate::store::{Gateway, StoreError};
 use crate::text::{count, grouped};
 use crate::when;
@@ -116,7 +116,7 @@ fn details(part: &PartState) -> Markup {
 /// Facts that no check reports.
 fn facts(console: &Console) -> Markup {
     let load = console.monitoring.load.snapshot();
-    let [buffered, buffer_limit] = [load.buffered_bytes.now, load.buffered_bytes.most]
+    let [buffered, buffer_limit] = [load.buffered_bytes.now, load.buffered_bytes.limit]
         .map(|bytes| bytes as f64 / 1024.0 / 1024.0);
     let wal = console.store.wal_figures();
     let file = console.config.database.file();
@@ -127,9 +127,9 @@ fn facts(console: &Console) -> Markup {
         h2 { "The service" }
         dl.facts {
             dt { "Uptime" } dd { (format::long_duration(console.started.elapsed())) }
-            dt { "Workers busy" } dd { (level(load.workers)) }
-            dt { "Queue" } dd { (level(load.queue)) }
-            dt { "Connections" } dd { (level(load.connections)) }
+            dt { "Workers busy" } dd { (gauge(load.workers)) }
+            dt { "Queue" } dd { (gauge(load.queue)) }
+            dt { "Connections" } dd { (gauge(load.connections)) }
             dt { "Buffers" } dd { (format!("{buffered:.1} of {buffer_limit:.1} MiB")) }
             dt { "Rejected (no room)" } dd { (count((load.count_of(LoadEvent::QueueFull) + load.count_of(LoadEvent::BuffersFull)) as i64, "request")) " since the start" }
             @if let Some(searches) = searches(console) { dt { "Search" } dd { (searches) } }
@@ -223,10 +223,10 @@ fn queue_by_key(console: &Console) -> Result<Markup, StoreError> {
     })
 }
 
-fn level(level: Level) -> String {
+fn gauge(gauge: Gauge) -> String {
     format!(
         "{} of {}",
-        grouped(level.now as i64),
-        grouped(level.most as i64)
+        grouped(gauge.now as i64),
+        grouped(gauge.limit as i64)
     )
 }

@@ -109,13 +109,13 @@ impl LoadEvent {
 #[derive(Clone, Copy, Debug)]
 pub struct Snapshot {
     /// Workers that have a request.
-    pub workers: Level,
+    pub workers: Gauge,
     /// Complete requests that wait for a worker.
-    pub queue: Level,
+    pub queue: Gauge,
     /// Open connections, idle ones too.
-    pub connections: Level,
+    pub connections: Gauge,
     /// The bytes held for clients: heads, bodies, answers not yet sent.
-    pub buffered_bytes: Level,
+    pub buffered_bytes: Gauge,
     /// Connections that were taken.
     pub accepted: u64,
     /// In the order of [`LoadEvent::ALL`].
@@ -130,9 +130,9 @@ impl Snapshot {
 
 /// A count and its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Level {
+pub struct Gauge {
     pub now: usize,
-    pub most: usize,
+    pub limit: usize,
 }
 
 impl Load {
@@ -199,21 +199,21 @@ impl Load {
         let (running, waiting) = self.queue.load();
         let waiting = waiting + self.strangers.load().1;
         Snapshot {
-            workers: Level {
+            workers: Gauge {
                 now: running,
-                most: workers,
+                limit: workers,
             },
-            queue: Level {
+            queue: Gauge {
                 now: waiting,
-                most: queue,
+                limit: queue,
             },
-            connections: Level {
+            connections: Gauge {
                 now: self.connections.load(Ordering::Relaxed),
-                most: max_connections,
+                limit: max_connections,
             },
-            buffered_bytes: Level {
+            buffered_bytes: Gauge {
                 now: self.buffered.load(Ordering::Relaxed),
-                most: buffered_bytes,
+                limit: buffered_bytes,
             },
             accepted: self.accepted.load(Ordering::Relaxed),
             events: LoadEvent::ALL.map(|event| self.count_of(event)),

@@ -25,7 +25,7 @@ use std::time::Instant;
 use mio::{Interest, Poll, Token, Waker};
 
 pub use limits::Limits;
-pub use load::{Level, Load, LoadEvent, Snapshot};
+pub use load::{Gauge, Load, LoadEvent, Snapshot};
 pub use proxies::{Proxies, TrustedProxy};
 pub use pulse::Pulse;
 pub use queue::{Lane, LaneLoad, Ticket};

@@ -266,7 +266,7 @@ fn gauges(text: &mut MetricsText, load: &Snapshot, ledger: LedgerGauges) {
             "Workers that process a request.",
             workers.now as i64,
         ),
-        ("workers", "Workers in the pool.", workers.most as i64),
+        ("workers", "Workers in the pool.", workers.limit as i64),
         (
             "queue_length",
             "Complete requests that wait for a worker.",
@@ -275,7 +275,7 @@ fn gauges(text: &mut MetricsText, load: &Snapshot, ledger: LedgerGauges) {
         (
             "queue_limit",
             "Requests that may wait; one more is shed.",
-            queue.most as i64,
+            queue.limit as i64,
         ),
         (
             "connections_open",
@@ -285,7 +285,7 @@ fn gauges(text: &mut MetricsText, load: &Snapshot, ledger: LedgerGauges) {
         (
             "connections_limit",
             "Connections that may be open.",
-            connections.most as i64,
+            connections.limit as i64,
         ),
         (
             "buffered_bytes",
@@ -295,7 +295,7 @@ fn gauges(text: &mut MetricsText, load: &Snapshot, ledger: LedgerGauges) {
         (
             "buffered_limit_bytes",
             "Bytes that may be buffered.",
-            buffered_bytes.most as i64,
+            buffered_bytes.limit as i64,
         ),
         (
             "ledger_available",
@@ -409,7 +409,7 @@ fn measured(figure: Option<i64>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::listener::Level;
+    use crate::listener::Gauge;
     use crate::store::{Budget, BudgetPeriod};
 
     const LEDGER: LedgerGauges = LedgerGauges {
@@ -419,12 +419,15 @@ mod tests {
 
     fn load() -> Snapshot {
         Snapshot {
-            workers: Level { now: 3, most: 16 },
-            queue: Level { now: 0, most: 64 },
-            connections: Level { now: 7, most: 4096 },
-            buffered_bytes: Level {
+            workers: Gauge { now: 3, limit: 16 },
+            queue: Gauge { now: 0, limit: 64 },
+            connections: Gauge {
+                now: 7,
+                limit: 4096,
+            },
+            buffered_bytes: Gauge {
                 now: 1024,
-                most: 65536,
+                limit: 65536,
             },
             accepted: 9,
             events: [4, 0, 5, 1, 3, 2, 7, 8],

@@ -12,7 +12,7 @@ use adriaticum::error::Failure;
 use adriaticum::http::response::{Broken, Pieces};
 use adriaticum::http::{self, MAX_HEAD, Request, RequestHead, Response};
 use adriaticum::listener::{
-    Acceptor, Admission, Certificate, Lane, Level, Limits, Load, LoadEvent, PendingRequest,
+    Acceptor, Admission, Certificate, Gauge, Lane, Limits, Load, LoadEvent, PendingRequest,
     RequestIdentity, RunningCall, Service,
 };
 
@@ -691,7 +691,7 @@ fn the_longest_idle_connection_makes_room() {
     let snapshot = running.load.snapshot();
     assert_eq!(
         (snapshot.connections, snapshot.accepted),
-        (Level { now: 4, most: 4 }, 6)
+        (Gauge { now: 4, limit: 4 }, 6)
     );
     assert_eq!(
         (
@@ -1209,7 +1209,7 @@ fn a_full_queue_sheds_at_once_and_every_place_is_used() {
     let snapshot = running.load.snapshot();
     assert_eq!(
         (snapshot.workers, snapshot.queue),
-        (Level { now: 1, most: 1 }, Level { now: 2, most: 2 })
+        (Gauge { now: 1, limit: 1 }, Gauge { now: 2, limit: 2 })
     );
     assert_eq!(
         (
