@@ -9,7 +9,7 @@ use crate::error::{ApiError, Failure};
 use crate::http::head::split_authority;
 use crate::http::{ClientInfo, RequestHead, Response};
 use crate::listener::{
-    Admission, Destination, Lane, PendingRequest, RequestIdentity, RunningCall, Service, Ticket,
+    Admission, Destination, Lane, PendingRequest, RequestIdentity, RunningRequest, Service, Ticket,
 };
 use crate::network::ClientNetwork;
 use crate::pipeline::Pipeline;
@@ -114,7 +114,7 @@ impl Service for Dispatcher {
         self.api.lanes(names)
     }
 
-    fn answer(&self, call: &PendingRequest, running: &RunningCall) -> Response {
+    fn answer(&self, call: &PendingRequest, running: &RunningRequest) -> Response {
         match call.destination {
             Destination::Api(digest) => self.api.answer(call, &digest, running),
             Destination::Console => self.console().answer(&call.request),

@@ -31,7 +31,7 @@ pub use pulse::Pulse;
 pub use queue::{Lane, LaneLoad, Ticket};
 pub use socket::{Address, ListeningSocket};
 pub use tls::{Acceptor, Certificate, TlsError};
-pub use workers::RunningCall;
+pub use workers::RunningRequest;
 
 use self::event_loop::{EventLoop, FIRST_SOCKET, STOP, WAKE};
 use crate::client::Cancellation;
@@ -58,7 +58,7 @@ pub trait Service: Send + Sync + 'static {
 
     /// Answers a complete request, on a worker. If the client goes away, the loop cancels the calls that this makes. Until it
     /// has set the limit of its lane, or is done, the other requests of the lane wait.
-    fn answer(&self, call: &PendingRequest, running: &RunningCall) -> Response;
+    fn answer(&self, call: &PendingRequest, running: &RunningRequest) -> Response;
 
     /// Answers a request that gets no worker: broken HTTP, or one that is shed.
     fn refuse(

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::connection::Outgoing;
 use super::load::LoadEvent;
 use super::queue::{Job, Name, NoJob, REMEMBERED};
-use super::workers::{Assignment, RunningCall, Workers, contain_panic};
+use super::workers::{Assignment, RunningRequest, Workers, contain_panic};
 use super::{Lane, RequestIdentity, Service};
 use crate::error::{Failure, FailureCause};
 use crate::mutex::lock;
@@ -40,7 +40,7 @@ impl<S: Service> Workers<S> {
     /// Moves a request to the lane of its key, or answers it.
     fn look_up(&self, job: Job) {
         let mut assignment = Assignment::new(&self.completions, job.connection);
-        let _running = RunningCall::new(&self.load.strangers, &job);
+        let _running = RunningRequest::new(&self.load.strangers, &job);
         let Some(call) = job.call().filter(|call| !call.cancellation.is_cancelled()) else {
             return;
         };

@@ -167,7 +167,7 @@ impl<S: Service> Workers<S> {
     fn serve(&self, job: Job, queue: &FairQueue) {
         // It is dropped last, after a panic too: when the response goes out, the client's next request must find room.
         let mut assignment = Assignment::new(&self.completions, job.connection);
-        let running = RunningCall::new(queue, &job);
+        let running = RunningRequest::new(queue, &job);
         let outgoing = match job.work {
             Work::Answer(call) => {
                 if call.cancellation.is_cancelled() {
@@ -212,13 +212,13 @@ pub(super) fn contain_panic(work: impl FnOnce()) {
 }
 
 /// Counts a request as running until it is dropped, by a panic too.
-pub struct RunningCall<'a> {
+pub struct RunningRequest<'a> {
     queue: &'a FairQueue,
     ticket: Ticket,
     bytes: usize,
 }
 
-impl<'a> RunningCall<'a> {
+impl<'a> RunningRequest<'a> {
     pub(super) fn new(queue: &'a FairQueue, job: &Job) -> Self {
         Self {
             queue,
@@ -233,7 +233,7 @@ impl<'a> RunningCall<'a> {
     }
 }
 
-impl Drop for RunningCall<'_> {
+impl Drop for RunningRequest<'_> {
     fn drop(&mut self) {
         self.queue.finish(&self.ticket, self.bytes);
     }

@@ -15,7 +15,7 @@ use crate::api::{inference, key, reply, steps, validation};
 use crate::config::Compatibility;
 use crate::error::{Failure, FailureCause};
 use crate::http::{Request, RequestHead, Response};
-use crate::listener::{Lane, PendingRequest, RunningCall};
+use crate::listener::{Lane, PendingRequest, RunningRequest};
 use crate::metrics::Metrics;
 use crate::runtime::{Chat, Generated, Runtimes};
 use crate::secret::SecretDigest;
@@ -89,7 +89,7 @@ impl Pipeline {
         &self,
         call: &PendingRequest,
         digest: &SecretDigest,
-        running: &RunningCall,
+        running: &RunningRequest,
     ) -> Response {
         let mut record = Record::new(call.request.client.peer, call.received);
         record.spent.cancellation = call.cancellation.clone();
@@ -130,7 +130,7 @@ impl Pipeline {
         &self,
         request: &Request,
         digest: &SecretDigest,
-        running: &RunningCall,
+        running: &RunningRequest,
         record: &mut Record,
     ) -> Result<Generated, Failure> {
         let body = steps::check_size(request)?;

@@ -13,7 +13,7 @@ use adriaticum::http::response::{Broken, Pieces};
 use adriaticum::http::{self, MAX_HEAD, Request, RequestHead, Response};
 use adriaticum::listener::{
     Acceptor, Admission, Certificate, Gauge, Lane, Limits, Load, LoadEvent, PendingRequest,
-    RequestIdentity, RunningCall, Service,
+    RequestIdentity, RunningRequest, Service,
 };
 
 use crate::support::{
@@ -72,7 +72,7 @@ impl Service for Echo {
         None
     }
 
-    fn answer(&self, call: &PendingRequest, running: &RunningCall) -> Response {
+    fn answer(&self, call: &PendingRequest, running: &RunningRequest) -> Response {
         running.set_limit(None);
         self.response(&call.request)
     }

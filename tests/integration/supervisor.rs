@@ -15,7 +15,7 @@ use std::time::Duration;
 use adriaticum::error::Failure;
 use adriaticum::http::{self, RequestHead, Response};
 use adriaticum::listener::{
-    Admission, Lane, Limits, PendingRequest, RequestIdentity, RunningCall, Service,
+    Admission, Lane, Limits, PendingRequest, RequestIdentity, RunningRequest, Service,
 };
 use adriaticum::store::{Access, Database, Store};
 use adriaticum::supervisor::{Notify, Supervisor, Watched};
@@ -250,7 +250,7 @@ impl Service for Stuck {
         None
     }
 
-    fn answer(&self, _: &PendingRequest, _: &RunningCall) -> Response {
+    fn answer(&self, _: &PendingRequest, _: &RunningRequest) -> Response {
         until("the worker may go on", || {
             !self.worker.load(Ordering::Acquire)
         });
