@@ -51,6 +51,7 @@ pub mod id;
 mod mutex;
 pub mod network;
 pub mod progress;
+mod rate_limiter;
 mod read_only_file;
 pub mod secret;
 mod semaphore;

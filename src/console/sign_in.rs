@@ -34,7 +34,7 @@ pub struct SignIn {
 
 impl SignIn {
     pub fn new(store: &Store) -> Self {
-        let throttle = Mutex::new(SignInThrottle::new(Instant::now()));
+        let throttle = Mutex::new(SignInThrottle::new());
         let sign_in = Self {
             throttle,
             browsers: Mutex::default(),

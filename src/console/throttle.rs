@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::http::ClientInfo;
 use crate::network::ClientNetwork;
+use crate::rate_limiter::RateLimiter;
 use crate::secret::SecretDigest;
 
 /// The number of failures before the first wait.
@@ -21,13 +22,12 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// The time without a failure after which a source is forgotten.
 const FORGOTTEN: Duration = Duration::from_secs(900);
 
-/// The attempts that all strangers together may make at once, and the rate at which they get more.
-const BUDGET: f64 = 60.0;
-const REFILL_PER_SECOND: f64 = 0.5;
+/// The attempts that all unknown addresses together may make.
+const BUDGET: RateLimiter = RateLimiter::new(60, Duration::from_secs(2));
 
 /// The part of the budget that an address leaves to those that failed less often, by its failures. Forty guessers can make their
 /// first attempts at any time, also when others have used up their share, and some are still left for the operator at a new address.
-const LEFT_TO_OTHERS: [f64; 4] = [0.0, 45.0, 48.0, 51.0];
+const LEFT_TO_OTHERS: [u32; 4] = [0, 45, 48, 51];
 
 /// The most sources that are remembered, so that strangers can't use up the memory.
 const REMEMBERED: usize = 1024;
@@ -73,16 +73,14 @@ impl Failures {
 
 pub struct SignInThrottle {
     failures: HashMap<SignInSource, Failures>,
-    budget: f64,
-    filled: Instant,
+    budget: RateLimiter,
 }
 
 impl SignInThrottle {
-    pub fn new(now: Instant) -> Self {
+    pub fn new() -> Self {
         Self {
             failures: HashMap::new(),
             budget: BUDGET,
-            filled: now,
         }
     }
 
@@ -101,16 +99,8 @@ impl SignInThrottle {
         }
         if matches!(source, SignInSource::Stranger(_)) {
             let count = failures.map_or(0, |failures| failures.count as usize);
-            let needed = 1.0 + LEFT_TO_OTHERS[count.min(LEFT_TO_OTHERS.len() - 1)];
-            let passed = now.duration_since(self.filled).as_secs_f64();
-            self.budget = (self.budget + passed * REFILL_PER_SECOND).min(BUDGET);
-            self.filled = now;
-            if self.budget < needed {
-                return Err(Duration::from_secs_f64(
-                    (needed - self.budget) / REFILL_PER_SECOND,
-                ));
-            }
-            self.budget -= 1.0;
+            let reserve = LEFT_TO_OTHERS[count.min(LEFT_TO_OTHERS.len() - 1)];
+            self.budget.take(reserve, now)?;
         }
         Ok(())
     }
@@ -136,7 +126,7 @@ impl SignInThrottle {
     pub fn succeeded(&mut self, source: SignInSource) {
         self.failures.remove(&source);
         if matches!(source, SignInSource::Stranger(_)) {
-            self.budget = (self.budget + 1.0).min(BUDGET);
+            self.budget.give_back();
         }
     }
 }
@@ -152,7 +142,7 @@ mod tests {
     #[test]
     fn one_address_waits_longer_each_time_and_no_other_does() {
         let mut now = Instant::now();
-        let mut throttle = SignInThrottle::new(now);
+        let mut throttle = SignInThrottle::new();
         let mut waits = Vec::new();
         for _ in 0..12 {
             if let Err(wait) = throttle.try_now(stranger(1), now) {
@@ -179,7 +169,7 @@ mod tests {
     #[test]
     fn many_addresses_have_one_budget_and_the_operator_is_not_locked_out() {
         let now = Instant::now();
-        let mut throttle = SignInThrottle::new(now);
+        let mut throttle = SignInThrottle::new();
         let mut tried = 0;
         for number in 0..5000 {
             if throttle.try_now(stranger(number), now).is_ok() {
@@ -218,7 +208,7 @@ mod tests {
     #[test]
     fn a_new_address_comes_before_those_that_guess() {
         let mut now = Instant::now();
-        let mut throttle = SignInThrottle::new(now);
+        let mut throttle = SignInThrottle::new();
         let (mut guesses, mut refused) = (0, 0);
         for second in 0..900 {
             for number in (0..40).cycle().take(200) {
@@ -244,7 +234,7 @@ mod tests {
     #[test]
     fn guessers_that_come_later_leave_an_attempt_for_the_operator() {
         let now = Instant::now();
-        let mut throttle = SignInThrottle::new(now);
+        let mut throttle = SignInThrottle::new();
         for number in (0..20).cycle().take(400).chain((20..40).cycle().take(400)) {
             if throttle.try_now(stranger(number), now).is_ok() {
                 throttle.failed(stranger(number), now);

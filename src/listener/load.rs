@@ -1,11 +1,13 @@
 //! The listener's load: the counts behind its limits, for metrics, the console and the log.
 
+use std::mem;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::limits::Limits;
 use super::queue::{FairQueue, LaneLoad, Room};
 use super::workers::CONSOLE_ROOM;
+use crate::rate_limiter::RateLimiter;
 
 /// The listener and its workers write here; others take a [`Snapshot`].
 pub struct Load {
@@ -221,20 +223,24 @@ impl Load {
     }
 }
 
-/// An event has a line in the log at most this often, because a stranger could fill the disk with them.
+/// The lines of one event: a client could fill the disk with them.
+const LINES: RateLimiter = RateLimiter::new(1, LINE_INTERVAL);
 const LINE_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The log lines about a lack of room.
-#[derive(Default)]
-pub(super) struct PressureLog([LoggedCount; LoadEvent::ALL.len()]);
+/// The log lines about events.
+pub(super) struct EventLog([LoggedCount; LoadEvent::ALL.len()]);
 
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct LoggedCount {
     count: u64,
-    last_line: Option<Instant>,
+    lines: RateLimiter,
 }
 
-impl PressureLog {
+impl EventLog {
+    pub fn new() -> Self {
+        Self([LoggedCount::NEW; LoadEvent::ALL.len()])
+    }
+
     /// Returns when the next line is due; `None` if there is nothing to log.
     pub fn due(&self, load: &Load, now: Instant) -> Option<Instant> {
         LoadEvent::ALL
@@ -255,25 +261,25 @@ impl PressureLog {
 
     /// Writes the counts that no line has contained yet.
     pub fn finish(&mut self, load: &Load, now: Instant) {
-        self.0.iter_mut().for_each(|logged| logged.last_line = None);
+        self.0.iter_mut().for_each(|logged| logged.lines = LINES);
         self.write(load, now);
     }
 }
 
 impl LoggedCount {
+    const NEW: Self = Self {
+        count: 0,
+        lines: LINES,
+    };
+
     fn due(&self, count: u64, now: Instant) -> Option<Instant> {
-        (count > self.count).then(|| self.last_line.map_or(now, |last| last + LINE_INTERVAL))
+        (count > self.count).then(|| now + self.lines.wait(0, now))
     }
 
     /// Returns the number since the last line, if a line is due.
     fn take(&mut self, count: u64, now: Instant) -> Option<u64> {
-        self.due(count, now).filter(|&due| due <= now)?;
-        let more = count - self.count;
-        *self = Self {
-            count,
-            last_line: Some(now),
-        };
-        Some(more)
+        let is_due = count > self.count && self.lines.allow(now);
+        is_due.then(|| count - mem::replace(&mut self.count, count))
     }
 }
 
@@ -298,7 +304,7 @@ mod tests {
 
     #[test]
     fn one_line_a_minute_with_the_count() {
-        let mut logged = LoggedCount::default();
+        let mut logged = LoggedCount::NEW;
         let start = Instant::now();
         assert_eq!((logged.due(0, start), logged.take(0, start)), (None, None));
         assert_eq!(logged.take(1, start), Some(1));
@@ -320,7 +326,7 @@ mod tests {
     #[test]
     fn each_event_has_its_own_line_and_the_rest_is_written_at_the_end() {
         let (load, start) = (Load::new(&Limits::default()), Instant::now());
-        let mut log = PressureLog::default();
+        let mut log = EventLog::new();
         load.count(LoadEvent::QueueFull);
         log.write(&load, start);
         assert_eq!(log.due(&load, start), None);

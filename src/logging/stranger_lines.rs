@@ -7,17 +7,16 @@ use std::time::{Duration, Instant};
 
 use crate::error::FailureCause;
 use crate::network::ClientNetwork;
+use crate::rate_limiter::RateLimiter;
 
-/// The lines that are allowed at once, and the time after which one more is.
+/// The lines that are allowed at once.
 const BURST: u32 = 20;
-const INTERVAL: Duration = Duration::from_secs(1);
 
 /// The most clients that are counted at once.
 const CLIENTS: usize = 256;
 
 pub(super) struct StrangerBudget {
-    /// When the whole burst is available again.
-    full_at: Option<Instant>,
+    lines: RateLimiter,
     /// When the first refusal was counted.
     since: Option<Instant>,
     /// The refusals without a line.
@@ -28,7 +27,7 @@ pub(super) struct StrangerBudget {
 impl StrangerBudget {
     pub const fn new() -> Self {
         Self {
-            full_at: None,
+            lines: RateLimiter::new(BURST, Duration::from_secs(1)),
             since: None,
             causes: BTreeMap::new(),
             clients: BTreeMap::new(),
@@ -42,9 +41,7 @@ impl StrangerBudget {
         client: Option<ClientNetwork>,
         now: Instant,
     ) -> bool {
-        let full_at = self.full_at.map_or(now, |full_at| full_at.max(now)) + INTERVAL;
-        if full_at <= now + BURST * INTERVAL {
-            self.full_at = Some(full_at);
+        if self.lines.allow(now) {
             return true;
         }
         self.since.get_or_insert(now);

@@ -16,7 +16,7 @@ use threadpool::ThreadPool;
 
 use self::turns::TurnQueue;
 use super::connection::InboundConnection;
-use super::load::PressureLog;
+use super::load::EventLog;
 use super::origins::{Holding, Holdings, Origin};
 use super::workers::Workers;
 use super::{Listener, Service};
@@ -52,7 +52,7 @@ pub(super) struct EventLoop<S> {
     /// The memory of all connections and their requests together.
     buffered: usize,
     next_sweep: Instant,
-    pressure_log: PressureLog,
+    event_log: EventLog,
     stopping: bool,
 }
 
@@ -87,7 +87,7 @@ impl<S: Service> EventLoop<S> {
             scratch: vec![0; MAX_HEAD],
             buffered: 0,
             next_sweep: now,
-            pressure_log: PressureLog::default(),
+            event_log: EventLog::new(),
             stopping: false,
         }
     }
@@ -99,8 +99,7 @@ impl<S: Service> EventLoop<S> {
         }
         self.workers.close();
         self.threads.iter().for_each(ThreadPool::join);
-        self.pressure_log
-            .finish(&self.listener.load, Instant::now());
+        self.event_log.finish(&self.listener.load, Instant::now());
         Ok(())
     }
 
@@ -132,7 +131,7 @@ impl<S: Service> EventLoop<S> {
             self.sweep(now);
             self.refuse_waiting();
         }
-        self.pressure_log.write(&self.listener.load, now);
+        self.event_log.write(&self.listener.load, now);
         self.listener.pulse.answer();
         self.listener
             .load
@@ -148,14 +147,10 @@ impl<S: Service> EventLoop<S> {
         let now = Instant::now();
         let sweep = (!self.connections.is_empty()).then_some(self.next_sweep);
         let accept = self.accepting.contains(&true).then_some(self.accept_after);
-        let next = [
-            sweep,
-            accept,
-            self.pressure_log.due(&self.listener.load, now),
-        ]
-        .into_iter()
-        .flatten()
-        .min()?;
+        let next = [sweep, accept, self.event_log.due(&self.listener.load, now)]
+            .into_iter()
+            .flatten()
+            .min()?;
         Some(next.saturating_duration_since(now))
     }
 
