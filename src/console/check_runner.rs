@@ -1,18 +1,29 @@
 //! Runs the checks of the status page on a thread of its own: a runtime that is down takes its time to say so.
 
+use std::io;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::mpsc::{self, SyncSender};
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::{Duration, Instant};
-
-use threadpool::ThreadPool;
 
 use super::Console;
 use crate::checks::{self, Finding};
+use crate::config::Config;
 use crate::mutex::lock;
+use crate::store::Store;
 use crate::when;
 
 pub struct CheckRunner {
-    thread: ThreadPool,
-    latest: Arc<Mutex<Option<Arc<CheckRun>>>>,
+    /// The thread holds the store only while the checks run: it must not be the last owner when the service ends.
+    runs: SyncSender<(Arc<Config>, Arc<Store>)>,
+    state: Arc<Mutex<CheckState>>,
+}
+
+#[derive(Default)]
+struct CheckState {
+    latest: Option<Arc<CheckRun>>,
+    is_running: bool,
 }
 
 pub struct CheckRun {
@@ -23,39 +34,46 @@ pub struct CheckRun {
 }
 
 impl CheckRunner {
-    pub fn new() -> Self {
-        Self {
-            thread: ThreadPool::with_name("checks".into(), 1),
-            latest: Arc::default(),
-        }
+    pub fn new() -> io::Result<Self> {
+        let (runs, requested) = mpsc::sync_channel::<(Arc<Config>, Arc<Store>)>(1);
+        let state = Arc::new(Mutex::new(CheckState::default()));
+        let results = Arc::clone(&state);
+        thread::Builder::new()
+            .name("checks".into())
+            .spawn(move || {
+                for (config, store) in requested {
+                    let check = || checks::check_running_service(&config, &store);
+                    let findings = panic::catch_unwind(AssertUnwindSafe(check));
+                    let mut state = lock(&results);
+                    state.is_running = false;
+                    if let Ok(findings) = findings {
+                        state.latest = Some(Arc::new(CheckRun {
+                            findings,
+                            time: when::now(),
+                            at: Instant::now(),
+                        }));
+                    }
+                }
+            })?;
+        Ok(Self { runs, state })
     }
 
     pub fn latest(&self) -> Option<Arc<CheckRun>> {
-        lock(&self.latest).clone()
+        lock(&self.state).latest.clone()
     }
 
     /// Starts the checks if the results are older than `max_age`.
     pub fn start(&self, console: &Console, max_age: Duration) {
-        let latest = lock(&self.latest);
-        let is_fresh = latest
-            .as_ref()
-            .is_some_and(|run| run.at.elapsed() < max_age);
-        if !is_fresh && !self.are_running() {
-            // The thread holds the store only while the checks run: it must not be the last owner when the service ends.
-            let (config, store) = (Arc::clone(&console.config), Arc::clone(&console.store));
-            let results = Arc::clone(&self.latest);
-            self.thread.execute(move || {
-                let findings = checks::check_running_service(&config, &store);
-                *lock(&results) = Some(Arc::new(CheckRun {
-                    findings,
-                    time: when::now(),
-                    at: Instant::now(),
-                }));
-            });
+        let mut state = lock(&self.state);
+        let latest = state.latest.as_ref();
+        if state.is_running || latest.is_some_and(|run| run.at.elapsed() < max_age) {
+            return;
         }
+        let parts = (Arc::clone(&console.config), Arc::clone(&console.store));
+        state.is_running = self.runs.try_send(parts).is_ok();
     }
 
     pub fn are_running(&self) -> bool {
-        self.thread.queued_count() + self.thread.active_count() > 0
+        lock(&self.state).is_running
     }
 }

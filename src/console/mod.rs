@@ -32,6 +32,7 @@ mod usage_report;
 mod usage_view;
 mod verdict;
 
+use std::io;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -39,7 +40,7 @@ use std::time::{Duration, Instant};
 use crate::api::key;
 use crate::config::Config;
 use crate::http::{ClientInfo, Request, RequestHead, Response};
-use crate::listener::{Lane, Ticket};
+use crate::listener::{Admission, Destination, Lane};
 use crate::logging;
 use crate::store::{Gateway, Store, StoreError, TokenKind};
 use crate::when;
@@ -93,16 +94,21 @@ impl From<StoreError> for PageError {
 }
 
 impl Console {
-    pub fn new(config: Arc<Config>, store: Arc<Store>, monitoring: MonitoringEndpoints) -> Self {
-        Self {
+    /// Fails if the system does not allow another thread.
+    pub fn new(
+        config: Arc<Config>,
+        store: Arc<Store>,
+        monitoring: MonitoringEndpoints,
+    ) -> io::Result<Self> {
+        Ok(Self {
             sign_in: SignIn::new(&store),
             config,
             store,
             started: Instant::now(),
-            checks: CheckRunner::new(),
+            checks: CheckRunner::new()?,
             exports: Arc::default(),
             monitoring,
-        }
+        })
     }
 
     pub fn answer(&self, request: &Request) -> Response {
@@ -117,19 +123,17 @@ impl Console {
     }
 
     /// The place of a request in the queue, from its head, without a database look-up.
-    pub fn ticket(&self, client: ClientInfo, head: &RequestHead) -> Ticket {
-        let ticket = self.sign_in.ticket(client, head);
+    pub fn admit(&self, client: ClientInfo, head: &RequestHead) -> Admission {
+        let mut admission = self.sign_in.admit(client, head);
         if MonitoringEndpoints::takes_key(head) {
-            return Ticket {
-                credential: key::digest(head).ok(),
-                ..ticket
-            };
+            admission.destination = Destination::Console(key::digest(head).ok());
         }
-        ticket
+        admission
     }
 
-    /// The lane of a request: one for each session that is signed in, and for each key that may read the metrics.
-    pub fn lane(&self, request: &Request) -> Option<Lane> {
+    /// Looks up the lane of a request: one for each session that is signed in, and for each key that
+    /// may read the metrics.
+    pub fn identify(&self, request: &Request) -> Option<Lane> {
         let find = || {
             if MonitoringEndpoints::takes_key(&request.head) {
                 return self

@@ -11,7 +11,7 @@ use super::throttle::{SignInSource, SignInThrottle};
 use super::{Console, PageResult, error_pages, layout, password};
 use crate::error::FailureCause;
 use crate::http::{ClientInfo, Request, RequestHead, Response};
-use crate::listener::Ticket;
+use crate::listener::{Admission, Destination};
 use crate::logging;
 use crate::mutex::lock;
 use crate::secret::{SecretDigest, secret_hex};
@@ -46,8 +46,8 @@ impl SignIn {
     }
 
     /// The place of a request in the queue. A known browser has a lane of its own and so have the clients on this host:
-    /// strangers can neither delay them nor take their places.
-    pub fn ticket(&self, client: ClientInfo, head: &RequestHead) -> Ticket {
+    /// others can neither delay them nor take their places.
+    pub fn admit(&self, client: ClientInfo, head: &RequestHead) -> Admission {
         let browser =
             presented(client, head, BROWSER).filter(|digest| self.browsers().contains(digest));
         let (lane, origin) = match SignInSource::new(client, browser) {
@@ -55,12 +55,11 @@ impl SignIn {
             SignInSource::Loopback => (Some("loopback".into()), None),
             SignInSource::Stranger(address) => (None, address),
         };
-        Ticket {
-            credential: presented(client, head, SESSION),
+        Admission {
+            destination: Destination::Console(presented(client, head, SESSION)),
             lane,
             origin,
             exclusive: (head.method(), head.path()) == ("POST", "/sign-in"),
-            is_begun: false,
         }
     }
 

@@ -115,7 +115,7 @@ fn details(part: &PartState) -> Markup {
 
 /// Facts that no check reports.
 fn facts(console: &Console) -> Markup {
-    let load = console.monitoring.load.snapshot();
+    let load = console.monitoring.listener.snapshot();
     let [buffered, buffer_limit] = [load.buffered_bytes.now, load.buffered_bytes.limit]
         .map(|bytes| bytes as f64 / 1024.0 / 1024.0);
     let wal = console.store.wal_figures();
@@ -191,7 +191,7 @@ fn gateways(console: &Console) -> Result<Markup, StoreError> {
 
 /// A table of the keys whose requests run or wait; nothing if there are none.
 fn queue_by_key(console: &Console) -> Result<Markup, StoreError> {
-    let mut lanes = console.monitoring.load.lanes();
+    let mut lanes = console.monitoring.listener.lanes();
     if lanes.is_empty() {
         return Ok(html! {});
     }

@@ -1,31 +1,11 @@
-//! The listener's load: the counts behind its limits, for metrics, the console and the log.
+//! The listener's load, for metrics, the console and the log.
 
-use std::mem;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::limits::Limits;
-use super::queue::{FairQueue, LaneLoad, Room};
-use super::workers::CONSOLE_ROOM;
 use crate::rate_limiter::RateLimiter;
 
-/// The listener and its workers write here; others take a [`Snapshot`].
-pub struct Load {
-    limits: Limits,
-    /// The requests of the API.
-    pub(super) queue: FairQueue,
-    /// The requests whose key has to be looked up first.
-    pub(super) strangers: FairQueue,
-    pub(super) console: FairQueue,
-    connections: AtomicUsize,
-    /// The memory that the connections and their requests hold, the console's too.
-    buffered: AtomicUsize,
-    pub(super) accepted: AtomicU64,
-    /// In the order of [`LoadEvent::ALL`].
-    events: [AtomicU64; LoadEvent::ALL.len()],
-}
-
-/// Why a request got no worker, or a connection no room. Each is a count, and a line in the log once a minute.
+/// A request got no worker, or a connection was closed. Each event is counted, and logged once a
+/// minute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadEvent {
     /// A request was shed: every worker and every place in the queue was taken.
@@ -46,6 +26,9 @@ pub enum LoadEvent {
     AbandonedRunning,
 }
 
+/// In the order of [`LoadEvent::ALL`].
+pub(super) type EventCounts = [u64; LoadEvent::ALL.len()];
+
 impl LoadEvent {
     /// In the order of the variants.
     pub const ALL: [Self; 8] = [
@@ -60,7 +43,7 @@ impl LoadEvent {
     ];
 
     /// The log line for this many of them, and its level: a warning if it may affect a client that does nothing wrong.
-    pub(super) fn line(self, count: u64) -> (log::Level, String) {
+    fn line(self, count: u64) -> (log::Level, String) {
         use log::Level::{Info, Warn};
         let (level, event, reason) = match self {
             Self::QueueFull => (
@@ -107,7 +90,7 @@ impl LoadEvent {
     }
 }
 
-/// The levels of one moment, and counts since the start.
+/// The load of one moment, and counts since the start.
 #[derive(Clone, Copy, Debug)]
 pub struct Snapshot {
     /// Workers that have a request.
@@ -137,149 +120,53 @@ pub struct Gauge {
     pub limit: usize,
 }
 
-impl Load {
-    pub(super) fn new(limits: &Limits) -> Self {
-        let Limits { workers, queue, .. } = *limits;
-        let of_keys = Room {
-            threads: workers,
-            places: queue,
-            strangers: 0,
-            has_limits: true,
-        };
-        // As many as there is room for if all of them have valid keys.
-        let all = workers + queue;
-        let of_strangers = Room {
-            threads: 1,
-            places: all,
-            strangers: all,
-            has_limits: false,
-        };
-        Self {
-            limits: limits.clone(),
-            queue: FairQueue::new(of_keys),
-            strangers: FairQueue::new(of_strangers),
-            console: FairQueue::new(CONSOLE_ROOM),
-            connections: AtomicUsize::new(0),
-            buffered: AtomicUsize::new(0),
-            accepted: AtomicU64::new(0),
-            events: Default::default(),
-        }
-    }
-
-    pub(super) fn count(&self, event: LoadEvent) {
-        self.events[event as usize].fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn count_of(&self, event: LoadEvent) -> u64 {
-        self.events[event as usize].load(Ordering::Relaxed)
-    }
-
-    /// Publishes the figures of the loop.
-    pub(super) fn publish(&self, connections: usize, buffered: usize) {
-        self.connections.store(connections, Ordering::Relaxed);
-        self.buffered.store(buffered, Ordering::Relaxed);
-    }
-
-    pub(super) fn all_workers_busy(&self) -> bool {
-        self.queue.load().0 >= self.limits.workers
-    }
-
-    /// The API's requests by key.
-    pub fn lanes(&self) -> Vec<LaneLoad> {
-        self.queue.lanes()
-    }
-
-    /// The numbers are read one after another, so they may differ by a request that comes or goes meanwhile.
-    pub fn snapshot(&self) -> Snapshot {
-        let Limits {
-            workers,
-            queue,
-            max_connections,
-            buffered_bytes,
-            ..
-        } = self.limits;
-        let (running, waiting) = self.queue.load();
-        let waiting = waiting + self.strangers.load().1;
-        Snapshot {
-            workers: Gauge {
-                now: running,
-                limit: workers,
-            },
-            queue: Gauge {
-                now: waiting,
-                limit: queue,
-            },
-            connections: Gauge {
-                now: self.connections.load(Ordering::Relaxed),
-                limit: max_connections,
-            },
-            buffered_bytes: Gauge {
-                now: self.buffered.load(Ordering::Relaxed),
-                limit: buffered_bytes,
-            },
-            accepted: self.accepted.load(Ordering::Relaxed),
-            events: LoadEvent::ALL.map(|event| self.count_of(event)),
-        }
-    }
-}
-
 /// The lines of one event: a client could fill the disk with them.
 const LINES: RateLimiter = RateLimiter::new(1, LINE_INTERVAL);
 const LINE_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The log lines about events.
-pub(super) struct EventLog([LoggedCount; LoadEvent::ALL.len()]);
-
-#[derive(Clone, Copy)]
-struct LoggedCount {
-    count: u64,
-    lines: RateLimiter,
-}
+/// The count of each event that was logged, and its lines.
+pub(super) struct EventLog([(u64, RateLimiter); LoadEvent::ALL.len()]);
 
 impl EventLog {
     pub fn new() -> Self {
-        Self([LoggedCount::NEW; LoadEvent::ALL.len()])
+        Self([(0, LINES); LoadEvent::ALL.len()])
     }
 
     /// Returns when the next line is due; `None` if there is nothing to log.
-    pub fn due(&self, load: &Load, now: Instant) -> Option<Instant> {
-        LoadEvent::ALL
-            .into_iter()
-            .filter_map(|event| self.0[event as usize].due(load.count_of(event), now))
+    pub fn due(&self, counts: EventCounts, now: Instant) -> Option<Instant> {
+        self.0
+            .iter()
+            .zip(counts)
+            .filter(|((logged, _), count)| count > logged)
+            .map(|((_, lines), _)| now + lines.wait(0, now))
             .min()
     }
 
     /// Writes the lines that are due.
-    pub fn write(&mut self, load: &Load, now: Instant) {
-        for event in LoadEvent::ALL {
-            if let Some(more) = self.0[event as usize].take(load.count_of(event), now) {
-                let (level, line) = event.line(more);
-                log::log!(level, "{line}");
-            }
+    pub fn write(&mut self, counts: EventCounts, now: Instant) {
+        for (event, count) in self.take(counts, now) {
+            let (level, line) = event.line(count);
+            log::log!(level, "{line}");
         }
     }
 
     /// Writes the counts that no line has contained yet.
-    pub fn finish(&mut self, load: &Load, now: Instant) {
-        self.0.iter_mut().for_each(|logged| logged.lines = LINES);
-        self.write(load, now);
-    }
-}
-
-impl LoggedCount {
-    const NEW: Self = Self {
-        count: 0,
-        lines: LINES,
-    };
-
-    fn due(&self, count: u64, now: Instant) -> Option<Instant> {
-        (count > self.count).then(|| now + self.lines.wait(0, now))
+    pub fn finish(&mut self, counts: EventCounts, now: Instant) {
+        self.0.iter_mut().for_each(|(_, lines)| *lines = LINES);
+        self.write(counts, now);
     }
 
-    /// Returns the number since the last line, if a line is due.
-    fn take(&mut self, count: u64, now: Instant) -> Option<u64> {
-        let is_due = count > self.count && self.lines.allow(now);
-        is_due.then(|| count - mem::replace(&mut self.count, count))
+    /// The events whose line is due, with their number since the last line.
+    fn take(&mut self, counts: EventCounts, now: Instant) -> Vec<(LoadEvent, u64)> {
+        let mut due = Vec::new();
+        for (event, (logged, lines)) in LoadEvent::ALL.into_iter().zip(&mut self.0) {
+            let count = counts[event as usize] - *logged;
+            if count > 0 && lines.allow(now) {
+                *logged += count;
+                due.push((event, count));
+            }
+        }
+        due
     }
 }
 
@@ -304,41 +191,49 @@ mod tests {
 
     #[test]
     fn one_line_a_minute_with_the_count() {
-        let mut logged = LoggedCount::NEW;
-        let start = Instant::now();
-        assert_eq!((logged.due(0, start), logged.take(0, start)), (None, None));
-        assert_eq!(logged.take(1, start), Some(1));
+        let (mut log, start) = (EventLog::new(), Instant::now());
+        let event = LoadEvent::QueueFull;
+        let counts = |count| {
+            let mut counts = EventCounts::default();
+            counts[event as usize] = count;
+            counts
+        };
+        assert_eq!(log.due(counts(0), start), None);
+        assert_eq!(log.take(counts(0), start), []);
+        assert_eq!(log.take(counts(1), start), [(event, 1)]);
         for second in 1..60 {
             let now = start + Duration::from_secs(second);
             assert_eq!(
-                (logged.due(1 + second, now), logged.take(1 + second, now)),
-                (Some(start + LINE_INTERVAL), None)
+                log.due(counts(1 + second), now),
+                Some(start + LINE_INTERVAL)
             );
+            assert_eq!(log.take(counts(1 + second), now), []);
         }
-        assert_eq!(logged.take(60, start + LINE_INTERVAL), Some(59));
+        let later = start + LINE_INTERVAL;
+        assert_eq!(log.take(counts(60), later), [(event, 59)]);
         assert_eq!(
-            logged.take(60, start + 2 * LINE_INTERVAL),
-            None,
+            log.take(counts(60), later + LINE_INTERVAL),
+            [],
             "there were none"
         );
     }
 
     #[test]
     fn each_event_has_its_own_line_and_the_rest_is_written_at_the_end() {
-        let (load, start) = (Load::new(&Limits::default()), Instant::now());
+        let (mut counts, start) = (EventCounts::default(), Instant::now());
         let mut log = EventLog::new();
-        load.count(LoadEvent::QueueFull);
-        log.write(&load, start);
-        assert_eq!(log.due(&load, start), None);
-        load.count(LoadEvent::QueueFull);
-        assert_eq!(log.due(&load, start), Some(start + LINE_INTERVAL));
-        load.count(LoadEvent::Rejected);
+        counts[LoadEvent::QueueFull as usize] += 1;
+        log.write(counts, start);
+        assert_eq!(log.due(counts, start), None);
+        counts[LoadEvent::QueueFull as usize] += 1;
+        assert_eq!(log.due(counts, start), Some(start + LINE_INTERVAL));
+        counts[LoadEvent::Rejected as usize] += 1;
         assert_eq!(
-            log.due(&load, start),
+            log.due(counts, start),
             Some(start),
             "another event does not wait"
         );
-        log.finish(&load, start);
-        assert_eq!(log.due(&load, start), None);
+        log.finish(counts, start);
+        assert_eq!(log.due(counts, start), None);
     }
 }

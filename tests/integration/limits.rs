@@ -12,8 +12,8 @@ use adriaticum::error::Failure;
 use adriaticum::http::response::{Broken, Pieces};
 use adriaticum::http::{self, MAX_HEAD, Request, RequestHead, Response};
 use adriaticum::listener::{
-    Acceptor, Admission, Certificate, Gauge, Lane, Limits, Load, LoadEvent, PendingRequest,
-    RequestIdentity, RunningRequest, Service,
+    Acceptor, Admission, Certificate, Destination, Gauge, Lane, Limits, ListenerState, LoadEvent,
+    PendingRequest, RunningRequest, Service,
 };
 
 use crate::support::{
@@ -44,11 +44,11 @@ struct Echo {
 }
 
 impl Service for Echo {
-    fn admit(&self, _: http::ClientInfo, head: &RequestHead) -> Admission {
+    fn admit(&self, _: http::ClientInfo, head: &RequestHead) -> Result<Admission, Response> {
         match head.path() {
             "/heads" => {
                 let count = self.heads.load(Ordering::Acquire);
-                Admission::Answer(Response::json(200, count.to_string().into_bytes()))
+                Err(Response::json(200, count.to_string().into_bytes()))
             }
             "/head" => {
                 self.heads.fetch_add(1, Ordering::AcqRel);
@@ -58,26 +58,26 @@ impl Service for Echo {
                         !self.hold_head.load(Ordering::Acquire)
                     });
                 }
-                Admission::Answer(Response::json(404, b"from the head".to_vec()))
+                Err(Response::json(404, b"from the head".to_vec()))
             }
-            _ => admit_with_one_key(),
+            _ => Ok(admit_with_one_key()),
         }
     }
 
-    fn identify(&self, _: &PendingRequest) -> RequestIdentity {
-        one_key()
+    fn identify(&self, _: &PendingRequest) -> Result<Option<Lane>, Response> {
+        Ok(one_key())
     }
 
     fn lanes(&self, _: &[Arc<str>]) -> Option<Vec<Lane>> {
         None
     }
 
-    fn answer(&self, call: &PendingRequest, running: &RunningRequest) -> Response {
+    fn answer(&self, pending: &PendingRequest, running: &RunningRequest) -> Response {
         running.set_limit(None);
-        self.response(&call.request)
+        self.response(&pending.request)
     }
 
-    fn refuse(&self, _: Option<IpAddr>, _: Option<&PendingRequest>, failure: Failure) -> Response {
+    fn refuse(&self, _: Option<IpAddr>, _: Option<Destination>, failure: Failure) -> Response {
         let mut body = failure.message.as_bytes().to_vec();
         body.resize(
             body.len().max(self.refusal_bytes.load(Ordering::Acquire)),
@@ -147,7 +147,7 @@ impl Pieces for Numbers {
 /// A listener that serves until the value goes.
 struct Running {
     echo: Arc<Echo>,
-    load: Arc<Load>,
+    state: Arc<ListenerState>,
     address: SocketAddr,
     stopper: UnixStream,
     thread: Option<JoinHandle<()>>,
@@ -161,12 +161,18 @@ fn serve_with(limits: Limits, acceptor: Option<Acceptor>) -> Running {
     let (mut listener, address) = local_listener(limits);
     listener.acceptor = acceptor.map(Arc::new);
     let stopper = listener.stopper().expect("a stopper");
-    let (echo, load) = (Arc::new(Echo::default()), Arc::clone(&listener.load));
+    let (echo, state) = (Arc::new(Echo::default()), Arc::clone(&listener.state));
     let service = Arc::clone(&echo);
-    let thread = thread::spawn(move || listener.run(service).expect("it should serve"));
+    let thread = thread::spawn(move || {
+        listener
+            .start(service)
+            .expect("threads")
+            .run()
+            .expect("it should serve")
+    });
     Running {
         echo,
-        load,
+        state,
         address,
         stopper,
         thread: Some(thread),
@@ -190,14 +196,14 @@ impl Running {
 
     /// Connects, and waits until the listener has accepted the connection.
     fn hold_from(&self, host: u8) -> Client {
-        let before = self.load.snapshot().accepted;
+        let before = self.state.snapshot().accepted;
         let client = self.connect_from(host);
-        until("it is accepted", || self.load.snapshot().accepted > before);
+        until("it is accepted", || self.state.snapshot().accepted > before);
         client
     }
 
     fn counted(&self, event: LoadEvent) -> u64 {
-        self.load.snapshot().count_of(event)
+        self.state.snapshot().count_of(event)
     }
 
     #[track_caller]
@@ -364,7 +370,7 @@ fn a_long_answer_comes_in_pieces_and_slow_clients_hold_no_thread() {
         );
     }
     assert!(
-        running.load.snapshot().buffered_bytes.now < 20 * 256 * 1024,
+        running.state.snapshot().buffered_bytes.now < 20 * 256 * 1024,
         "a piece each, not all of it"
     );
     let reply = slow[0].reply();
@@ -407,7 +413,7 @@ fn all_buffers_together_have_a_bound() {
     let mut second = running.connect();
     second.send(post(250_000, 249_999));
     until("both are buffered", || {
-        running.load.snapshot().buffered_bytes.now >= 449_998
+        running.state.snapshot().buffered_bytes.now >= 449_998
     });
     let mut third = running.connect();
     third.send(post(250_000, 249_999));
@@ -423,7 +429,7 @@ fn all_buffers_together_have_a_bound() {
     );
     // The loop reports its buffers at the end of its round, after the answer.
     until("the rest is counted", || {
-        (499_998..600_000).contains(&running.load.snapshot().buffered_bytes.now)
+        (499_998..600_000).contains(&running.state.snapshot().buffered_bytes.now)
     });
     // When the body is complete, the whole cost of the request is counted. To evict the other one would not be enough.
     second.send("x");
@@ -447,7 +453,7 @@ fn all_buffers_together_have_a_bound() {
         (2, 1)
     );
     until("nothing is buffered", || {
-        running.load.snapshot().buffered_bytes.now < 100_000
+        running.state.snapshot().buffered_bytes.now < 100_000
     });
 }
 
@@ -490,7 +496,7 @@ fn an_idle_session_gives_way_to_a_request() {
     assert!(
         (1..50).contains(&running.counted(LoadEvent::IdleEvicted)),
         "{:?}",
-        running.load.snapshot()
+        running.state.snapshot()
     );
     assert!(idle[0].ends(), "the longest idle is the first to go");
     idle[49].send(get("/"));
@@ -520,7 +526,7 @@ fn established_sessions_come_before_handshakes() {
     let (running, connect) = serve_tls(Limits::default());
     let strangers: Vec<TcpStream> = (0..50).map(|_| running.connect().stream).collect();
     let [mut established, _idle, mut broken] = hold_the_loop(&running, connect, "");
-    assert_eq!(running.load.snapshot().accepted, 53);
+    assert_eq!(running.state.snapshot().accepted, 53);
     for stranger in &strangers {
         (&*stranger)
             .write_all(&tls::client_hello())
@@ -688,7 +694,7 @@ fn the_longest_idle_connection_makes_room() {
         idle[client].send(get("/"));
         assert_eq!(idle[client].reply().status, 200);
     }
-    let snapshot = running.load.snapshot();
+    let snapshot = running.state.snapshot();
     assert_eq!(
         (snapshot.connections, snapshot.accepted),
         (Gauge { now: 4, limit: 4 }, 6)
@@ -1018,7 +1024,7 @@ fn a_request_answered_from_its_head_costs_no_body() {
             "no 100 Continue"
         );
         assert!(client.ends());
-        assert!(running.load.snapshot().buffered_bytes.now < 10_000);
+        assert!(running.state.snapshot().buffered_bytes.now < 10_000);
     }
 }
 
@@ -1027,7 +1033,9 @@ fn pipelined_requests_that_are_refused_take_turns() {
     let running = serve(Limits::default());
     let (mut flood, mut other, mut broken) =
         (running.connect(), running.connect(), running.connect());
-    until("all are accepted", || running.load.snapshot().accepted == 3);
+    until("all are accepted", || {
+        running.state.snapshot().accepted == 3
+    });
     running.echo.hold_loop.store(true, Ordering::Release);
     broken.send("nonsense\n\n");
     until("the loop is held", || {
@@ -1086,9 +1094,9 @@ fn a_connection_holds_at_most_a_head_of_what_it_has_not_read() {
     });
     // What a request without a body holds, and a head.
     until("it is counted", || {
-        running.load.snapshot().buffered_bytes.now > 0
+        running.state.snapshot().buffered_bytes.now > 0
     });
-    let held = running.load.snapshot().buffered_bytes.now;
+    let held = running.state.snapshot().buffered_bytes.now;
     assert!((MAX_HEAD..MAX_HEAD + 40_000).contains(&held), "{held}");
     running.echo.gate.store(true, Ordering::Release);
     for _ in 0..=3_000 {
@@ -1107,11 +1115,11 @@ fn a_response_that_is_not_read_gives_way() {
     let running = serve(limits);
     let unread = |host: u8| {
         let mut client = running.connect_from(host);
-        let before = running.load.snapshot().buffered_bytes.now;
+        let before = running.state.snapshot().buffered_bytes.now;
         client.send(get("/large"));
         // The system's buffers take some of it.
         until("it is not sent", || {
-            running.load.snapshot().buffered_bytes.now > before + 4 * 1024 * 1024
+            running.state.snapshot().buffered_bytes.now > before + 4 * 1024 * 1024
         });
         client
     };
@@ -1204,9 +1212,9 @@ fn a_full_queue_sheds_at_once_and_every_place_is_used() {
     // Which of them came first is the system's choice; that three are taken is not.
     until("a fourth is shed", || running.get("/hold") == 503);
     until("a worker has taken one", || {
-        running.load.snapshot().workers.now == 1
+        running.state.snapshot().workers.now == 1
     });
-    let snapshot = running.load.snapshot();
+    let snapshot = running.state.snapshot();
     assert_eq!(
         (snapshot.workers, snapshot.queue),
         (Gauge { now: 1, limit: 1 }, Gauge { now: 2, limit: 2 })
@@ -1233,7 +1241,7 @@ fn a_full_queue_sheds_at_once_and_every_place_is_used() {
     for client in &mut held {
         assert_eq!(client.reply().status, 200);
     }
-    let snapshot = running.load.snapshot();
+    let snapshot = running.state.snapshot();
     assert_eq!(
         (snapshot.workers.now, snapshot.queue.now),
         (0, 0),

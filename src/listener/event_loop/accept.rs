@@ -60,7 +60,7 @@ impl<S: Service> EventLoop<S> {
         let origin = Origin::of(peer, &self.listener.trusted_proxies);
         let is_plain = self.listener.acceptor.is_none() || peer.is_none();
         if !self.make_room_for_connection(origin) {
-            self.listener.load.count(LoadEvent::Rejected);
+            self.listener.state.count(LoadEvent::Rejected);
             if is_plain {
                 send_unavailable(&*self.service, &stream, peer, &mut self.scratch);
             }
@@ -73,7 +73,7 @@ impl<S: Service> EventLoop<S> {
             },
             _ => None,
         };
-        self.listener.load.accepted.fetch_add(1, Ordering::Relaxed);
+        self.listener.state.accepted.fetch_add(1, Ordering::Relaxed);
         let slot = self.connections.vacant_entry();
         if let Err(error) = stream.register(self.listener.poll.registry(), Token(slot.key())) {
             log::warn!("could not register a connection: {error}");
@@ -88,7 +88,7 @@ impl<S: Service> EventLoop<S> {
             origin,
             held_bytes: 0,
             held: Holding::default(),
-            call: None,
+            pending: None,
         };
         slot.insert(entry);
         self.account(index);

@@ -2,7 +2,6 @@
 
 use std::io::{self, Read};
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use super::{ConnectionEntry, EventLoop};
 use crate::error::{Failure, FailureCause};
@@ -42,14 +41,15 @@ impl<S: Service> EventLoop<S> {
         if own > bytes && own > limit / 4 * LANE_QUARTERS {
             return false;
         }
-        // A stranger displaces no request of a known key.
+        // A request with an unknown key displaces none with a known key.
         let lighter = if is_known { own } else { usize::MAX };
         let excess = |state: &Self| (state.buffered + bytes).saturating_sub(limit);
         if excess(self) == 0 {
             return true;
         }
         let waiting: usize = self
-            .workers
+            .listener
+            .state
             .heavier_lanes(lighter)
             .map(|lane| lane.waiting)
             .sum();
@@ -62,9 +62,8 @@ impl<S: Service> EventLoop<S> {
             {
                 continue;
             }
-            let workers = Arc::clone(&self.workers);
-            let Some(heaviest) = workers.heavier_lanes(lighter).max_by_key(|lane| lane.bytes)
-            else {
+            let lanes = self.listener.state.heavier_lanes(lighter);
+            let Some(heaviest) = lanes.max_by_key(|lane| lane.bytes) else {
                 return false;
             };
             if let Some(job) = heaviest.shed() {
@@ -91,7 +90,7 @@ impl<S: Service> EventLoop<S> {
     /// Evicts one connection of an origin: the longest idle one, else the oldest of the others; if bytes are short, those that
     /// hold few come last. A complete request is never evicted. This looks at every connection: 50 µs for 4,096 of them.
     fn evict(&mut self, resource: Resource, origin: Origin) -> bool {
-        let is_meant = |entry: &ConnectionEntry| {
+        let is_candidate = |entry: &ConnectionEntry| {
             entry.origin == origin
                 && entry.held.evictable > 0
                 && (resource == Resource::Connections || entry.held_bytes > 0)
@@ -105,16 +104,19 @@ impl<S: Service> EventLoop<S> {
                 entry.connection.deadline,
             )
         };
-        let candidates = self.connections.iter().filter(|(_, entry)| is_meant(entry));
+        let candidates = self
+            .connections
+            .iter()
+            .filter(|(_, entry)| is_candidate(entry));
         let first = candidates.min_by_key(|(_, entry)| rank(entry));
         let Some((index, entry)) = first else {
             return false;
         };
         if entry.connection.is_unfinished() {
-            self.listener.load.count(LoadEvent::UnfinishedEvicted);
+            self.listener.state.count(LoadEvent::UnfinishedEvicted);
             self.evict_unfinished(index, resource);
         } else {
-            self.listener.load.count(LoadEvent::IdleEvicted);
+            self.listener.state.count(LoadEvent::IdleEvicted);
             self.close(index);
         }
         true

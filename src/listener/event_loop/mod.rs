@@ -6,19 +6,18 @@ mod requests;
 mod turns;
 
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use std::{io, mem};
 
 use mio::event::Event;
 use mio::{Events, Token};
 use slab::Slab;
-use threadpool::ThreadPool;
 
 use self::turns::TurnQueue;
 use super::connection::InboundConnection;
 use super::load::EventLog;
 use super::origins::{Holding, Holdings, Origin};
-use super::workers::Workers;
 use super::{Listener, Service};
 use crate::client::Cancellation;
 use crate::error::{Failure, FailureCause};
@@ -30,14 +29,13 @@ pub(super) const STOP: Token = Token(usize::MAX - 1);
 /// Tokens from here on belong to the listening sockets.
 pub(super) const FIRST_SOCKET: usize = usize::MAX - 1024;
 
-pub(super) struct EventLoop<S> {
+pub struct EventLoop<S> {
     listener: Listener,
     /// For each socket, whether a connection may wait. Events are edge-triggered, so this has to be remembered.
     accepting: Vec<bool>,
     /// Accepting pauses until then, because there was no file descriptor for a connection.
     accept_after: Instant,
-    workers: Arc<Workers<S>>,
-    threads: Vec<ThreadPool>,
+    threads: Vec<JoinHandle<()>>,
     service: Arc<S>,
     connections: Slab<ConnectionEntry>,
     /// The connections that have something to do, each once.
@@ -66,17 +64,15 @@ struct ConnectionEntry {
     /// Its part of `holdings`.
     held: Holding,
     /// The request that a worker has or will get, and its memory. It is cancelled if the client goes away.
-    call: Option<(Cancellation, usize)>,
+    pending: Option<(Cancellation, usize)>,
 }
 
 impl<S: Service> EventLoop<S> {
-    pub fn new(listener: Listener, service: Arc<S>) -> Self {
+    pub(super) fn new(listener: Listener, service: Arc<S>, threads: Vec<JoinHandle<()>>) -> Self {
         let now = Instant::now();
-        let (workers, threads) = Workers::start(&listener, Arc::clone(&service));
         Self {
             accepting: vec![false; listener.sockets.len()],
             accept_after: now,
-            workers,
             threads,
             listener,
             service,
@@ -92,14 +88,19 @@ impl<S: Service> EventLoop<S> {
         }
     }
 
+    /// Serves until it is stopped and every running request is answered.
     pub fn run(mut self) -> io::Result<()> {
         let mut events = Events::with_capacity(1024);
         while !(self.stopping && self.connections.is_empty()) {
             self.round(&mut events)?;
         }
-        self.workers.close();
-        self.threads.iter().for_each(ThreadPool::join);
-        self.event_log.finish(&self.listener.load, Instant::now());
+        self.listener.state.close();
+        for thread in self.threads {
+            // A panic is contained in the thread.
+            let _ = thread.join();
+        }
+        self.event_log
+            .finish(self.listener.state.event_counts(), Instant::now());
         Ok(())
     }
 
@@ -131,10 +132,10 @@ impl<S: Service> EventLoop<S> {
             self.sweep(now);
             self.refuse_waiting();
         }
-        self.event_log.write(&self.listener.load, now);
-        self.listener.pulse.answer();
+        self.event_log
+            .write(self.listener.state.event_counts(), now);
         self.listener
-            .load
+            .state
             .publish(self.connections.len(), self.buffered);
         Ok(())
     }
@@ -147,10 +148,8 @@ impl<S: Service> EventLoop<S> {
         let now = Instant::now();
         let sweep = (!self.connections.is_empty()).then_some(self.next_sweep);
         let accept = self.accepting.contains(&true).then_some(self.accept_after);
-        let next = [sweep, accept, self.event_log.due(&self.listener.load, now)]
-            .into_iter()
-            .flatten()
-            .min()?;
+        let line = self.event_log.due(self.listener.state.event_counts(), now);
+        let next = [sweep, accept, line].into_iter().flatten().min()?;
         Some(next.saturating_duration_since(now))
     }
 
@@ -178,10 +177,10 @@ impl<S: Service> EventLoop<S> {
             origin,
             held_bytes,
             held,
-            call,
+            pending,
             ..
         } = &mut self.connections[index];
-        let bytes = connection.held_bytes() + call.as_ref().map_or(0, |(_, bytes)| *bytes);
+        let bytes = connection.held_bytes() + pending.as_ref().map_or(0, |(_, bytes)| *bytes);
         self.buffered = self.buffered - mem::replace(held_bytes, bytes) + bytes;
         let evictable = usize::from(connection.is_idle() || connection.is_unfinished());
         let now = Holding {
@@ -234,7 +233,7 @@ impl<S: Service> EventLoop<S> {
             return;
         }
         self.stopping = true;
-        self.workers.completions.close_after_responses();
+        self.listener.state.stop();
         self.listener.sockets.clear();
         self.accepting.clear();
         let limits = &mut self.listener.limits;
@@ -263,7 +262,7 @@ impl<S: Service> EventLoop<S> {
         let left = self
             .connections
             .iter()
-            .filter(|(_, entry)| entry.call.is_some())
+            .filter(|(_, entry)| entry.pending.is_some())
             .count();
         log::info!(
             "stopping: no new connections; waits for {}",

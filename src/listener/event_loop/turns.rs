@@ -138,7 +138,7 @@ impl<S: Service> EventLoop<S> {
                 TurnResult::Next(..) if self.stopping => return self.close(index),
                 TurnResult::Next(rest, header) => {
                     entry.connection.hand_over();
-                    self.workers.make_next_piece(index, rest, header);
+                    self.listener.state.push_piece(index, rest, header);
                 }
                 TurnResult::Answered(outgoing) => {
                     // One answer a turn: a client that pipelines such requests gets no more of the loop than others.
@@ -147,7 +147,7 @@ impl<S: Service> EventLoop<S> {
                         .connection
                         .send_response(outgoing, &self.listener.limits);
                 }
-                TurnResult::Request(call, ticket) => self.hand_over(index, *call, ticket),
+                TurnResult::Request(pending) => self.hand_over(index, pending),
             }
         }
     }
