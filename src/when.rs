@@ -21,7 +21,8 @@ const CLOCK: [&[BorrowedFormatItem<'_>]; 2] = [
     format_description!("[hour]:[minute]:[second]"),
 ];
 
-const DAY: i64 = 86_400;
+/// A day, in seconds.
+pub const DAY: i64 = 86_400;
 
 /// No clock is further from UTC: that of Kiribati is 14 hours ahead.
 const LARGEST_OFFSET: i64 = 14 * 3_600;

@@ -28,7 +28,7 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(2);
 const RETENTION_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// The pause between two warnings about a certificate.
-const CERTIFICATE_INTERVAL: Duration = Duration::from_secs(86_400);
+const CERTIFICATE_INTERVAL: Duration = Duration::from_secs(when::DAY as u64);
 
 /// The most rows that one transaction removes: its sync takes less time than the removal, and a row that waits for both is
 /// hardly delayed.

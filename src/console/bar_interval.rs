@@ -3,10 +3,9 @@
 use time::{Date, Month, OffsetDateTime};
 
 use crate::store::{Range, Span};
-use crate::when;
+use crate::when::{self, DAY};
 
 pub const HOUR: i64 = 3600;
-pub const DAY: i64 = 86_400;
 
 /// 1970-01-05, the first Monday.
 pub const MONDAY: i64 = 4 * DAY;

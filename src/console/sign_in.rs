@@ -23,7 +23,7 @@ use crate::when;
 const SESSION_TIME: i64 = 12 * 3600;
 
 /// The time in seconds that a browser stays known after its last sign-in.
-const BROWSER_TIME: i64 = 90 * 86_400;
+const BROWSER_TIME: i64 = 90 * when::DAY;
 
 pub struct SignIn {
     throttle: Mutex<SignInThrottle>,

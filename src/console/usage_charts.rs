@@ -4,12 +4,13 @@ use time::OffsetDateTime;
 use time::format_description::BorrowedFormatItem;
 use time::macros::format_description;
 
-use super::bar_interval::{BarInterval, DAY, HOUR};
+use super::bar_interval::{BarInterval, HOUR};
 use super::chart::{Axis, Chart, Series};
 use super::usage_report::{ResultKind, UsageReport, span};
 use super::usage_view::UsageView;
 use crate::store::{Range, Span};
 use crate::text::{count, grouped};
+use crate::when::DAY;
 
 type Format = &'static [BorrowedFormatItem<'static>];
 

@@ -3,11 +3,12 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
-use super::bar_interval::{BarInterval, DAY, HOUR};
+use super::bar_interval::{BarInterval, HOUR};
 use super::chart::Series;
 use super::usage_view::UsageView;
 use crate::store::{Key, Range, Span, Store, StoreError, Sums};
 use crate::text::count;
+use crate::when::DAY;
 
 /// The number of keys that have a colour of their own in a chart; the others share one.
 const KEYS_IN_CHART: usize = 4;

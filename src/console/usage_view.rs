@@ -1,14 +1,13 @@
 //! The range of time, the filters and the order of the usage and requests pages, as their addresses have them.
 
 use super::PageError;
-use super::bar_interval::DAY;
 use super::form::{Form, link};
 use super::html_table::SortOrder;
 use super::key_list;
 use super::page_request::Operator;
 use super::usage_by_key::{COLUMNS, DEFAULT_ORDER};
 use crate::store::{Filter, Key, Matching, Range, RowFilter, SecretUse, Store, StoreError};
-use crate::when::{self, When};
+use crate::when::{self, DAY, When};
 
 /// The ranges that are offered beside two times.
 pub const CHOICES: [(&str, &str); 8] = [
