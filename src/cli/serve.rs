@@ -188,7 +188,7 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
     }
     event_loop.run().map_err(failed("the listener"))?;
     drop((background, supervisor));
-    logging::sum_up_strangers();
+    logging::log_refusal_summary();
     if let Some(error) = replaced_because.get() {
         return Err(CliError::Failed(match (&config.database, error) {
             (Database::Postgres(_), StoreError::Fenced) => format!(

@@ -80,7 +80,7 @@ impl MonitoringEndpoints {
             }
             Err(failure) => {
                 if let Some(details) = &failure.details
-                    && logging::allow_stranger(failure.cause, request.client.peer)
+                    && logging::allow_refusal_line(failure.cause, request.client.peer)
                 {
                     log::error!("id={id} cause={} details={details:?}", failure.cause);
                 }

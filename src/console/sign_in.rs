@@ -53,7 +53,7 @@ impl SignIn {
         let (lane, origin) = match SignInSource::new(client, browser) {
             SignInSource::Browser(digest) => (Some(hex::encode(digest.0).into()), None),
             SignInSource::Loopback => (Some("loopback".into()), None),
-            SignInSource::Stranger(address) => (None, address),
+            SignInSource::Unknown(address) => (None, address),
         };
         Admission {
             destination: Destination::Console(presented(client, head, SESSION)),
@@ -122,7 +122,7 @@ impl SignIn {
             console
                 .store
                 .note_failed_sign_in(request.http.client.peer, request.now);
-            if logging::allow_stranger(FailureCause::SignIn, request.http.client.peer) {
+            if logging::allow_refusal_line(FailureCause::SignIn, request.http.client.peer) {
                 log::warn!("console: sign-in failed, client={}", request.client());
             }
             return wrong();

@@ -1,9 +1,9 @@
 //! Throttles failed sign-ins: no thread waits, the response says how long to wait.
 //!
-//! Each address may fail a few times, then has to wait, twice as long each time. All strangers together have a
-//! budget as well, or a guesser with many addresses would have as many guesses. A browser that the operator has
-//! signed in with before is no stranger, nor is a client on this host, so an attacker who uses up that budget does not lock
-//! the operator out.
+//! Each address may fail a few times, then has to wait, twice as long each time. All unknown
+//! addresses together have a budget as well, or a guesser with many addresses would have as many
+//! guesses. A browser that the operator has signed in with before has its own attempts, and so have
+//! the clients on this host, so an attacker who uses up that budget does not lock the operator out.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -29,13 +29,13 @@ const BUDGET: RateLimiter = RateLimiter::new(60, Duration::from_secs(2));
 /// first attempts at any time, also when others have used up their share, and some are still left for the operator at a new address.
 const LEFT_TO_OTHERS: [u32; 4] = [0, 45, 48, 51];
 
-/// The most sources that are remembered, so that strangers can't use up the memory.
+/// The most sources that are remembered, so that clients can't use up the memory.
 const REMEMBERED: usize = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SignInSource {
     /// `None` is a trusted proxy on a Unix socket that names no client.
-    Stranger(Option<ClientNetwork>),
+    Unknown(Option<ClientNetwork>),
     /// All clients on this host together. Behind a proxy that is not trusted, every client seems to be one.
     Loopback,
     /// A browser that was signed in before.
@@ -45,13 +45,13 @@ pub enum SignInSource {
 impl SignInSource {
     pub fn new(client: ClientInfo, browser: Option<SecretDigest>) -> Self {
         // Every program on this host has one of these addresses, unless it chooses another one from 127.0.0.0/8. A guesser
-        // could choose a new one for each guess, so those count as strangers.
+        // could choose a new one for each guess, so those count as unknown.
         let is_usual =
             |address: IpAddr| address == Ipv4Addr::LOCALHOST || address == Ipv6Addr::LOCALHOST;
         match browser {
             Some(digest) => Self::Browser(digest),
             None if client.is_local() && client.peer.is_none_or(is_usual) => Self::Loopback,
-            None => Self::Stranger(client.peer.map(ClientNetwork::from)),
+            None => Self::Unknown(client.peer.map(ClientNetwork::from)),
         }
     }
 }
@@ -97,7 +97,7 @@ impl SignInThrottle {
                 return Err(left);
             }
         }
-        if matches!(source, SignInSource::Stranger(_)) {
+        if matches!(source, SignInSource::Unknown(_)) {
             let count = failures.map_or(0, |failures| failures.count as usize);
             let reserve = LEFT_TO_OTHERS[count.min(LEFT_TO_OTHERS.len() - 1)];
             self.budget.take(reserve, now)?;
@@ -125,7 +125,7 @@ impl SignInThrottle {
 
     pub fn succeeded(&mut self, source: SignInSource) {
         self.failures.remove(&source);
-        if matches!(source, SignInSource::Stranger(_)) {
+        if matches!(source, SignInSource::Unknown(_)) {
             self.budget.give_back();
         }
     }
@@ -135,8 +135,8 @@ impl SignInThrottle {
 mod tests {
     use super::*;
 
-    fn stranger(number: u32) -> SignInSource {
-        SignInSource::Stranger(Some(IpAddr::from(number.to_be_bytes()).into()))
+    fn unknown(number: u32) -> SignInSource {
+        SignInSource::Unknown(Some(IpAddr::from(number.to_be_bytes()).into()))
     }
 
     #[test]
@@ -145,24 +145,24 @@ mod tests {
         let mut throttle = SignInThrottle::new();
         let mut waits = Vec::new();
         for _ in 0..12 {
-            if let Err(wait) = throttle.try_now(stranger(1), now) {
+            if let Err(wait) = throttle.try_now(unknown(1), now) {
                 waits.push(wait.as_secs());
                 now += wait;
-                throttle.try_now(stranger(1), now).expect("it has waited");
+                throttle.try_now(unknown(1), now).expect("it has waited");
             }
-            throttle.failed(stranger(1), now);
+            throttle.failed(unknown(1), now);
         }
         assert_eq!(waits, [1, 2, 4, 8, 16, 32, 60]);
-        assert!(throttle.try_now(stranger(1), now).is_err());
+        assert!(throttle.try_now(unknown(1), now).is_err());
         throttle
-            .try_now(stranger(2), now)
+            .try_now(unknown(2), now)
             .expect("another address has not failed");
         throttle
-            .try_now(stranger(1), now + LONGEST)
+            .try_now(unknown(1), now + LONGEST)
             .expect("no address is locked out");
-        throttle.succeeded(stranger(1));
+        throttle.succeeded(unknown(1));
         throttle
-            .try_now(stranger(1), now)
+            .try_now(unknown(1), now)
             .expect("a correct password clears the count");
     }
 
@@ -172,14 +172,14 @@ mod tests {
         let mut throttle = SignInThrottle::new();
         let mut tried = 0;
         for number in 0..5000 {
-            if throttle.try_now(stranger(number), now).is_ok() {
+            if throttle.try_now(unknown(number), now).is_ok() {
                 tried += 1;
-                throttle.failed(stranger(number), now);
+                throttle.failed(unknown(number), now);
             }
         }
         assert_eq!(tried, 60);
         let wait = throttle
-            .try_now(stranger(9999), now)
+            .try_now(unknown(9999), now)
             .expect_err("the budget is used up");
         assert!(wait <= Duration::from_secs(2), "{wait:?}");
         for source in [
@@ -197,10 +197,10 @@ mod tests {
             );
         }
         throttle
-            .try_now(stranger(9999), now + wait)
+            .try_now(unknown(9999), now + wait)
             .expect("one more after the wait");
         for number in 0..5000 {
-            throttle.failed(stranger(number), now);
+            throttle.failed(unknown(number), now);
         }
         assert!(throttle.failures.len() <= REMEMBERED);
     }
@@ -212,12 +212,12 @@ mod tests {
         let (mut guesses, mut refused) = (0, 0);
         for second in 0..900 {
             for number in (0..40).cycle().take(200) {
-                if throttle.try_now(stranger(number), now).is_ok() {
+                if throttle.try_now(unknown(number), now).is_ok() {
                     guesses += 1;
-                    throttle.failed(stranger(number), now);
+                    throttle.failed(unknown(number), now);
                 }
             }
-            let operator = stranger(1000 + second);
+            let operator = unknown(1000 + second);
             match throttle.try_now(operator, now) {
                 Ok(()) => throttle.succeeded(operator),
                 Err(_) => refused += 1,
@@ -236,12 +236,12 @@ mod tests {
         let now = Instant::now();
         let mut throttle = SignInThrottle::new();
         for number in (0..20).cycle().take(400).chain((20..40).cycle().take(400)) {
-            if throttle.try_now(stranger(number), now).is_ok() {
-                throttle.failed(stranger(number), now);
+            if throttle.try_now(unknown(number), now).is_ok() {
+                throttle.failed(unknown(number), now);
             }
         }
         throttle
-            .try_now(stranger(1000), now)
+            .try_now(unknown(1000), now)
             .expect("the operator has not failed yet");
     }
 
@@ -264,7 +264,7 @@ mod tests {
             assert_eq!(source(local), SignInSource::Loopback, "{local}");
             assert_eq!(
                 SignInSource::new(client(local, true), None),
-                SignInSource::Stranger(local.parse().ok().map(|it: IpAddr| it.into())),
+                SignInSource::Unknown(local.parse().ok().map(|it: IpAddr| it.into())),
                 "{local}"
             );
         }

@@ -1,5 +1,5 @@
-//! A budget for log lines about requests without a valid key: otherwise a stranger could fill the disk. Requests beyond it
-//! are counted for a summary.
+//! A rate limit on log lines about requests without a valid key: otherwise any client could fill the
+//! disk. Requests beyond it are counted for a summary.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ const BURST: u32 = 20;
 /// The most clients that are counted at once.
 const CLIENTS: usize = 256;
 
-pub(super) struct StrangerBudget {
+pub(super) struct RefusalLines {
     lines: RateLimiter,
     /// When the first refusal was counted.
     since: Option<Instant>,
@@ -24,7 +24,7 @@ pub(super) struct StrangerBudget {
     clients: BTreeMap<Option<ClientNetwork>, u64>,
 }
 
-impl StrangerBudget {
+impl RefusalLines {
     pub const fn new() -> Self {
         Self {
             lines: RateLimiter::new(BURST, Duration::from_secs(1)),
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_burst_and_then_one_line_per_second() {
-        let (mut budget, start) = (StrangerBudget::new(), Instant::now());
+        let (mut budget, start) = (RefusalLines::new(), Instant::now());
         let mut lines = |second: u64| {
             let now = start + Duration::from_secs(second);
             (0..100)
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn the_rest_is_summed_up() {
-        let (mut budget, start) = (StrangerBudget::new(), Instant::now());
+        let (mut budget, start) = (RefusalLines::new(), Instant::now());
         assert!((0..20).all(|_| budget.allow(FailureCause::Host, address(9), start)));
         assert_eq!(budget.sum_up(start), None, "each had its line");
         for number in 0..30 {
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn many_addresses_do_not_hide_the_largest_or_fill_the_memory() {
-        let (mut budget, start) = (StrangerBudget::new(), Instant::now());
+        let (mut budget, start) = (RefusalLines::new(), Instant::now());
         assert!((0..BURST).all(|_| budget.allow(FailureCause::Host, None, start)));
         for number in 0..100_000_u32 {
             let client = if number % 100 == 0 {
