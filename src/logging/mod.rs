@@ -11,7 +11,7 @@ use std::fmt;
 use std::io::{self, Write};
 use std::net::IpAddr;
 use std::panic;
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::sync::{Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -85,19 +85,15 @@ pub fn print_error(message: fmt::Arguments) {
 /// Returns true if the refusal of a request without a valid key gets a line of its own. All such refusals share a small
 /// budget; those beyond it are counted by cause and by address.
 pub fn allow_refusal_line(cause: FailureCause, client: Option<IpAddr>) -> bool {
-    refusal_lines().allow(cause, client.map(Into::into), Instant::now())
+    lock(&REFUSAL_LINES).allow(cause, client.map(Into::into), Instant::now())
 }
 
 /// Logs how many refusals had no line of their own since the last summary. The writing thread does so once a minute.
 pub fn log_refusal_summary() {
-    let summary = refusal_lines().sum_up(Instant::now());
+    let summary = lock(&REFUSAL_LINES).sum_up(Instant::now());
     if let Some(summary) = summary {
         log::warn!("{summary}");
     }
-}
-
-fn refusal_lines() -> MutexGuard<'static, RefusalLines> {
-    lock(&REFUSAL_LINES)
 }
 
 /// Dropping it waits until the log is written, also while a panic ends the process. If standard error is stuck, it gives up
