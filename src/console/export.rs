@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::page_request::Operator;
@@ -35,8 +36,26 @@ type NextPiece = Result<Option<String>, Broken>;
 
 struct Download<F> {
     next_piece: F,
-    /// Counts this download among those in progress.
-    _permit: Arc<()>,
+    _permit: ExportPermit,
+}
+
+/// One of the exports in progress, until it is dropped.
+struct ExportPermit(Arc<AtomicUsize>);
+
+impl ExportPermit {
+    fn acquire(running: &Arc<AtomicUsize>) -> Option<Self> {
+        let add_one = |count| (count < MAX_EXPORTS).then_some(count + 1);
+        running
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, add_one)
+            .ok()?;
+        Some(Self(Arc::clone(running)))
+    }
+}
+
+impl Drop for ExportPermit {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 impl<F: FnMut() -> NextPiece + Send> Pieces for Download<F> {
@@ -174,11 +193,8 @@ fn start(
         // HTTP/1.0 has no chunked encoding.
         return Err(PageError::Method);
     }
-    // Cloned before it is counted, so that two can't both be the last. The console has one of them itself.
-    let permit = Arc::clone(&operator.console.exports);
-    if Arc::strong_count(&permit) > 1 + MAX_EXPORTS {
-        return Err(PageError::Wait(Duration::from_secs(10)));
-    }
+    let permit = ExportPermit::acquire(&operator.console.exports)
+        .ok_or(PageError::Wait(Duration::from_secs(10)))?;
     let (name, extension) = file
         .split_once('.')
         .expect("a file's name with its extension");

@@ -35,6 +35,7 @@ mod verdict;
 use std::io;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
 use crate::api::key;
@@ -59,8 +60,8 @@ pub struct Console {
     started: Instant,
     sign_in: SignIn,
     checks: CheckRunner,
-    /// Counts the exports in progress: each has a clone.
-    exports: Arc<()>,
+    /// The exports in progress.
+    exports: Arc<AtomicUsize>,
     pub monitoring: MonitoringEndpoints,
 }
 
