@@ -16,7 +16,7 @@ pub(super) struct Origin {
 }
 
 impl Origin {
-    pub fn of(peer: Option<IpAddr>, proxies: &Proxies) -> Self {
+    pub fn new(peer: Option<IpAddr>, proxies: &Proxies) -> Self {
         Self {
             network: peer.map(ClientNetwork::from),
             is_shared: peer.is_none() || proxies.trusts(peer),
@@ -65,7 +65,7 @@ struct OriginEntry {
 }
 
 impl Holdings {
-    pub fn of(&self, origin: Origin) -> Holding {
+    pub fn get(&self, origin: Origin) -> Holding {
         self.by_origin
             .get(&origin)
             .map(|holding| holding.held)
@@ -101,8 +101,9 @@ impl Holdings {
         }
     }
 
-    /// Returns the largest holder among the origins that have something to evict. A shared one comes last, whatever it
-    /// holds. Of equal ones it is the one that came first: a new client has time to send its request.
+    /// Returns the largest holder among the origins that have something to evict. A shared one comes
+    /// last, whatever it holds. Ties: the first to come, so that a new client has time to send its
+    /// request.
     pub fn largest(&self, resource: Resource) -> Option<Origin> {
         let holders = self
             .by_origin
@@ -124,7 +125,7 @@ mod tests {
     use super::*;
 
     fn origin(peer: &str) -> Origin {
-        Origin::of(
+        Origin::new(
             peer.parse().ok(),
             &Proxies(vec!["10.0.0.0/8".parse().expect("a network")]),
         )
@@ -177,7 +178,7 @@ mod tests {
         );
         assert_eq!(holdings.largest(Resource::Bytes), Some(origin("192.0.2.1")));
         holdings.change(origin("192.0.2.2"), held(60, 0, 0), Holding::default());
-        assert_eq!(holdings.of(origin("192.0.2.2")), Holding::default());
+        assert_eq!(holdings.get(origin("192.0.2.2")), Holding::default());
         assert_eq!(
             holdings.by_origin.len(),
             2,

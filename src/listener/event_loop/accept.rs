@@ -40,7 +40,7 @@ impl<S: Service> EventLoop<S> {
                     // The connections that have just come take their turns first: evicted now, they would have had no time
                     // to send anything.
                     Err(_) if has_accepted => return,
-                    Err(error) => self.make_room_for_descriptor(&error),
+                    Err(error) => self.free_descriptor(&error),
                 }
             }
         }
@@ -48,18 +48,18 @@ impl<S: Service> EventLoop<S> {
 
     /// Evicts a connection, because there is no file descriptor or no memory for another. If there is none to evict,
     /// accepting pauses until some connection ends.
-    fn make_room_for_descriptor(&mut self, error: &io::Error) {
+    fn free_descriptor(&mut self, error: &io::Error) {
         if !self.evict_from_largest(Resource::Connections) {
             log::warn!("can't accept connections at the moment: {error}");
             self.accept_after = Instant::now() + self.listener.limits.accept_pause;
         }
     }
 
-    /// Adds a new connection, or rejects it if no other can be evicted.
+    /// Adds a new connection, or rejects it if no other can be evicted for it.
     fn add_connection(&mut self, mut stream: InboundStream, peer: Option<IpAddr>) {
-        let origin = Origin::of(peer, &self.listener.trusted_proxies);
+        let origin = Origin::new(peer, &self.listener.trusted_proxies);
         let is_plain = self.listener.acceptor.is_none() || peer.is_none();
-        if !self.make_room_for_connection(origin) {
+        if !self.reserve_connection(origin) {
             self.listener.state.count(LoadEvent::Rejected);
             if is_plain {
                 send_unavailable(&*self.service, &stream, peer, &mut self.scratch);

@@ -17,26 +17,23 @@ use crate::listener::socket::InboundStream;
 const LANE_QUARTERS: usize = 3;
 
 impl<S: Service> EventLoop<S> {
-    /// Makes room for one more connection from an origin; returns false if there is none. One origin holds at most half
-    /// of the connections: beyond that, a new one evicts one of its own.
-    pub(super) fn make_room_for_connection(&mut self, origin: Origin) -> bool {
+    /// Returns whether there is capacity for one more connection from an origin, after an eviction if
+    /// necessary. One origin holds at most half of the connections: beyond that, a new one evicts one
+    /// of its own.
+    pub(super) fn reserve_connection(&mut self, origin: Origin) -> bool {
         let most = self.listener.limits.max_connections;
-        if !origin.is_shared && self.holdings.of(origin).connections >= most.div_ceil(2) {
+        if !origin.is_shared && self.holdings.get(origin).connections >= most.div_ceil(2) {
             self.evict(Resource::Connections, origin)
         } else {
             self.connections.len() < most || self.evict_from_largest(Resource::Connections)
         }
     }
 
-    /// Makes room for the bytes of a complete request, whose lane holds `own` bytes with it; returns false if the request is
-    /// to be shed itself. What can be evicted goes first, if that is enough. If not, the lanes that hold more than this one lose
-    /// their newest requests, the heaviest first. Nothing is evicted unless that is enough.
-    pub(super) fn make_room_for_request(
-        &mut self,
-        bytes: usize,
-        own: usize,
-        is_known: bool,
-    ) -> bool {
+    /// Frees memory for a complete request, whose lane holds `own` bytes with it; returns false if the
+    /// request is to be shed itself. What can be evicted goes first, if that is enough. If not, the
+    /// lanes that hold more than this one lose their newest requests, the heaviest first. Nothing is
+    /// evicted unless that is enough.
+    pub(super) fn reserve_bytes(&mut self, bytes: usize, own: usize, is_known: bool) -> bool {
         let limit = self.listener.limits.buffered_bytes;
         if own > bytes && own > limit / 4 * LANE_QUARTERS {
             return false;

@@ -58,7 +58,7 @@ impl<S: Service> EventLoop<S> {
         };
         let bytes = job.bytes();
         let own = queue.lane_bytes(&job.lane) + bytes;
-        if !self.make_room_for_request(bytes, own, job.lane.is_some()) {
+        if !self.reserve_bytes(bytes, own, job.lane.is_some()) {
             return self.shed(&job, LoadEvent::BuffersFull);
         }
         self.connections[index].pending = Some((cancellation, bytes));

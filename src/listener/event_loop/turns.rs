@@ -27,18 +27,18 @@ pub(super) struct TurnQueue {
 
 impl TurnQueue {
     pub fn push(&mut self, origin: Origin, index: usize) {
-        let line = self.by_origin.entry(origin).or_default();
-        if line.is_empty() {
+        let queue = self.by_origin.entry(origin).or_default();
+        if queue.is_empty() {
             self.turns.push_back(origin);
         }
-        line.push_back(index);
+        queue.push_back(index);
     }
 
     pub fn pop(&mut self) -> Option<usize> {
         let origin = self.turns.pop_front()?;
-        let line = self.by_origin.get_mut(&origin)?;
-        let next = line.pop_front();
-        if line.is_empty() {
+        let queue = self.by_origin.get_mut(&origin)?;
+        let next = queue.pop_front();
+        if queue.is_empty() {
             self.by_origin.remove(&origin);
         } else {
             self.turns.push_back(origin);
@@ -111,15 +111,15 @@ impl<S: Service> EventLoop<S> {
             left = turn.left;
             match outcome {
                 TurnResult::Waiting | TurnResult::TurnOver | TurnResult::Handshake => {
-                    let line = match outcome {
+                    let queue = match outcome {
                         TurnResult::TurnOver => Some(&mut self.ready),
                         TurnResult::Handshake => Some(&mut self.handshakes),
                         _ => None,
                     };
-                    if let Some(line) =
-                        line.filter(|_| !mem::replace(&mut entry.is_scheduled, true))
+                    if let Some(queue) =
+                        queue.filter(|_| !mem::replace(&mut entry.is_scheduled, true))
                     {
-                        line.push(entry.origin, index);
+                        queue.push(entry.origin, index);
                     }
                     self.account(index);
                     // The evicted connection may be this one.
