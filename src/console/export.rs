@@ -42,16 +42,6 @@ struct Download<F> {
 /// One of the exports in progress, until it is dropped.
 struct ExportPermit(Arc<AtomicUsize>);
 
-impl ExportPermit {
-    fn acquire(running: &Arc<AtomicUsize>) -> Option<Self> {
-        let add_one = |count| (count < MAX_EXPORTS).then_some(count + 1);
-        running
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, add_one)
-            .ok()?;
-        Some(Self(Arc::clone(running)))
-    }
-}
-
 impl Drop for ExportPermit {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
@@ -193,8 +183,12 @@ fn start(
         // HTTP/1.0 has no chunked encoding.
         return Err(PageError::Method);
     }
-    let permit = ExportPermit::acquire(&operator.console.exports)
-        .ok_or(PageError::Wait(Duration::from_secs(10)))?;
+    let exports = Arc::clone(&operator.console.exports);
+    let running = exports.fetch_add(1, Ordering::AcqRel);
+    let permit = ExportPermit(exports);
+    if running >= MAX_EXPORTS {
+        return Err(PageError::Wait(Duration::from_secs(10)));
+    }
     let (name, extension) = file
         .split_once('.')
         .expect("a file's name with its extension");

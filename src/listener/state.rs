@@ -151,15 +151,19 @@ impl ListenerState {
         [&self.unknown_keys, &self.api, &self.console]
     }
 
-    /// From now on every response closes its connection.
-    pub(super) fn stop(&self) {
-        self.is_stopping.store(true, Ordering::Release);
+    /// From now on every response closes its connection. Returns true if that was so before.
+    pub(super) fn stop(&self) -> bool {
+        self.is_stopping.swap(true, Ordering::AcqRel)
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::Acquire)
     }
 
     pub(super) fn encode(&self, pending: &PendingRequest, response: Response) -> Outgoing {
         let is_body_read = pending.request.body.is_some();
-        let is_stopping = self.is_stopping.load(Ordering::Acquire);
-        Outgoing::encode(response, &pending.request.head, is_body_read, is_stopping)
+        let is_last = self.is_stopping();
+        Outgoing::encode(response, &pending.request.head, is_body_read, is_last)
     }
 
     /// Passes a response to the loop.

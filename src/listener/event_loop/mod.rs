@@ -51,7 +51,6 @@ pub struct EventLoop<S> {
     buffered: usize,
     next_sweep: Instant,
     event_log: EventLog,
-    stopping: bool,
 }
 
 struct ConnectionEntry {
@@ -84,14 +83,13 @@ impl<S: Service> EventLoop<S> {
             buffered: 0,
             next_sweep: now,
             event_log: EventLog::new(),
-            stopping: false,
         }
     }
 
     /// Serves until it is stopped and every running request is answered.
     pub fn run(mut self) -> io::Result<()> {
         let mut events = Events::with_capacity(1024);
-        while !(self.stopping && self.connections.is_empty()) {
+        while !(self.listener.state.is_stopping() && self.connections.is_empty()) {
             self.round(&mut events)?;
         }
         self.listener.state.close();
@@ -229,11 +227,9 @@ impl<S: Service> EventLoop<S> {
 
     /// Accepts no new connection, and closes the others after their current request.
     fn stop(&mut self) {
-        if self.stopping {
+        if self.listener.state.stop() {
             return;
         }
-        self.stopping = true;
-        self.listener.state.stop();
         self.listener.sockets.clear();
         self.accepting.clear();
         let limits = &mut self.listener.limits;

@@ -23,7 +23,7 @@ impl<S: Service> EventLoop<S> {
                     self.close(index);
                     continue;
                 }
-                if self.stopping {
+                if self.listener.state.is_stopping() {
                     outgoing.header = ConnectionHeader::Close;
                 }
                 entry

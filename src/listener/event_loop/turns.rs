@@ -98,9 +98,9 @@ impl<S: Service> EventLoop<S> {
                 proxies.apply_forwarding_headers(client, head);
                 self.service.admit(*client, head)
             };
-            let (scratch, stopping) = (&mut self.scratch, self.stopping);
+            let stopping = self.listener.state.is_stopping();
             let mut turn = Turn {
-                scratch,
+                scratch: &mut self.scratch,
                 limits,
                 left,
                 handshake_allowed,
@@ -135,7 +135,7 @@ impl<S: Service> EventLoop<S> {
                     );
                 }
                 // A stop does not wait for downloads: one may take hours.
-                TurnResult::Next(..) if self.stopping => return self.close(index),
+                TurnResult::Next(..) if stopping => return self.close(index),
                 TurnResult::Next(rest, header) => {
                     entry.connection.hand_over();
                     self.listener.state.push_piece(index, rest, header);
