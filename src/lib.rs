@@ -5,8 +5,9 @@
 //! - `cli` reads the command line, `config` the settings.
 //! - `listener` reads requests from the sockets on one thread and queues the complete ones for a fixed pool of workers;
 //!   `http` parses and encodes.
-//! - `pipeline` reads the head of a request and decides: answer at once, API or console. It takes a request through the
-//!   steps of `api`, in the order of error precedence. `console` serves the operator.
+//! - `pipeline` reads the head of a request and decides: answer at once, API or console. It takes a
+//!   request through the steps of `api`, in the order of error precedence. `console` serves the
+//!   operator.
 //! - `search` finds the passages that ground an answer, `runtime` calls the inference runtime, both through
 //!   `client`; `store` keeps the keys and the ledger.
 //! - `background` makes test writes, probes failed runtimes, removes old rows and keeps the heartbeat of a gateway.

@@ -42,7 +42,8 @@ const REMOVAL_PAUSE: u32 = 4;
 pub struct Background(Vec<Task>);
 
 impl Background {
-    /// Starts the tasks; fails if the system does not allow another thread. They call `replaced` if another process serves in the place of this one, which can't write then.
+    /// Starts the tasks; fails if the system does not allow another thread. They call `replaced` if
+    /// another process serves in the place of this one, which can't write then.
     pub fn start(
         store: &Arc<Store>,
         readiness: &Arc<Readiness>,

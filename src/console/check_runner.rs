@@ -1,4 +1,5 @@
-//! Runs the checks of the status page on a thread of its own: a runtime that is down takes its time to say so.
+//! Runs the checks of the status page on a thread of its own: a runtime that is down takes its time
+//! to say so.
 
 use std::io;
 use std::panic::{self, AssertUnwindSafe};
@@ -15,7 +16,8 @@ use crate::store::Store;
 use crate::when;
 
 pub struct CheckRunner {
-    /// The thread holds the store only while the checks run: it must not be the last owner when the service ends.
+    /// The thread holds the store only while the checks run: it must not be the last owner when the
+    /// service ends.
     runs: SyncSender<(Arc<Config>, Arc<Store>)>,
     state: Arc<Mutex<CheckState>>,
 }

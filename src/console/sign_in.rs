@@ -45,8 +45,8 @@ impl SignIn {
         sign_in
     }
 
-    /// The place of a request in the queue. A known browser has a lane of its own and so have the clients on this host:
-    /// others can neither delay them nor take their places.
+    /// The place of a request in the queue. A known browser has a lane of its own and so have the
+    /// clients on this host: others can neither delay them nor take their places.
     pub fn admit(&self, client: ClientInfo, head: &RequestHead) -> Admission {
         let browser =
             presented(client, head, BROWSER).filter(|digest| self.browsers().contains(digest));

@@ -132,7 +132,7 @@ impl<S: Service> EventLoop<S> {
         if resource == Resource::Bytes && *held_bytes > MAX_HEAD {
             self.refuse(index, None, Failure::shed(FailureCause::BuffersFull));
             self.account(index);
-            return self.schedule(index);
+            return self.schedule(index, false);
         }
         if let Some(stream) = connection.plain_stream() {
             send_unavailable(&*self.service, stream, connection.peer, &mut self.scratch);

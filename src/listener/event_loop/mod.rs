@@ -164,7 +164,7 @@ impl<S: Service> EventLoop<S> {
             return self.close(index);
         }
         if !self.abandon_if_gone(index) {
-            self.schedule(index);
+            self.schedule(index, false);
         }
     }
 

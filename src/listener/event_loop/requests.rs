@@ -78,7 +78,7 @@ impl<S: Service> EventLoop<S> {
         };
         self.refuse(job.connection, job.pending(), Failure::shed(cause));
         self.account(job.connection);
-        self.schedule(job.connection);
+        self.schedule(job.connection, false);
     }
 
     /// Answers a broken or shed request without a worker, and closes the connection.

@@ -75,10 +75,14 @@ impl<S: Service> EventLoop<S> {
     }
 
     /// Schedules a turn for a connection, after those of the others, if it has none yet.
-    pub(super) fn schedule(&mut self, index: usize) {
+    pub(super) fn schedule(&mut self, index: usize, for_handshake: bool) {
         let entry = &mut self.connections[index];
         if !mem::replace(&mut entry.is_scheduled, true) {
-            self.ready.push(entry.origin, index);
+            let queue = match for_handshake {
+                true => &mut self.handshakes,
+                false => &mut self.ready,
+            };
+            queue.push(entry.origin, index);
         }
     }
 
@@ -111,15 +115,10 @@ impl<S: Service> EventLoop<S> {
             left = turn.left;
             match outcome {
                 TurnResult::Waiting | TurnResult::TurnOver | TurnResult::Handshake => {
-                    let queue = match outcome {
-                        TurnResult::TurnOver => Some(&mut self.ready),
-                        TurnResult::Handshake => Some(&mut self.handshakes),
-                        _ => None,
-                    };
-                    if let Some(queue) =
-                        queue.filter(|_| !mem::replace(&mut entry.is_scheduled, true))
-                    {
-                        queue.push(entry.origin, index);
+                    match outcome {
+                        TurnResult::TurnOver => self.schedule(index, false),
+                        TurnResult::Handshake => self.schedule(index, true),
+                        _ => {}
                     }
                     self.account(index);
                     // The evicted connection may be this one.
