@@ -86,7 +86,6 @@ impl<S: Service> EventLoop<S> {
             connection,
             is_scheduled: false,
             origin,
-            held_bytes: 0,
             held: Holding::default(),
             pending: None,
         };

@@ -40,7 +40,7 @@ impl<S: Service> EventLoop<S> {
         }
         // A request with an unknown key displaces none with a known key.
         let lighter = if is_known { own } else { usize::MAX };
-        let excess = |state: &Self| (state.buffered + bytes).saturating_sub(limit);
+        let excess = |state: &Self| (state.holdings.total.bytes + bytes).saturating_sub(limit);
         if excess(self) == 0 {
             return true;
         }
@@ -50,11 +50,11 @@ impl<S: Service> EventLoop<S> {
             .heavier_lanes(lighter)
             .map(|lane| lane.waiting)
             .sum();
-        if excess(self) > self.holdings.evictable_bytes() + waiting {
+        if excess(self) > self.holdings.total.evictable_bytes + waiting {
             return false;
         }
         while excess(self) > 0 {
-            if excess(self) <= self.holdings.evictable_bytes()
+            if excess(self) <= self.holdings.total.evictable_bytes
                 && self.evict_from_largest(Resource::Bytes)
             {
                 continue;
@@ -72,7 +72,7 @@ impl<S: Service> EventLoop<S> {
 
     /// Evicts connections after one of them has grown.
     pub(super) fn evict_excess_bytes(&mut self) {
-        while self.buffered > self.listener.limits.buffered_bytes
+        while self.holdings.total.bytes > self.listener.limits.buffered_bytes
             && self.evict_from_largest(Resource::Bytes)
         {}
     }
@@ -90,10 +90,10 @@ impl<S: Service> EventLoop<S> {
         let is_candidate = |entry: &ConnectionEntry| {
             entry.origin == origin
                 && entry.held.evictable > 0
-                && (resource == Resource::Connections || entry.held_bytes > 0)
+                && (resource == Resource::Connections || entry.held.bytes > 0)
         };
         let rank = |entry: &ConnectionEntry| {
-            let is_small = resource == Resource::Bytes && entry.held_bytes <= MAX_HEAD;
+            let is_small = resource == Resource::Bytes && entry.held.bytes <= MAX_HEAD;
             // The connection that has been idle longest has the earliest deadline.
             (
                 entry.connection.is_unfinished(),
@@ -121,15 +121,13 @@ impl<S: Service> EventLoop<S> {
 
     fn evict_unfinished(&mut self, index: usize, resource: Resource) {
         let ConnectionEntry {
-            connection,
-            held_bytes,
-            ..
+            connection, held, ..
         } = &self.connections[index];
         if !connection.has_partial_request() {
             return self.close(index);
         }
         // A large body is free at once, and its client may still read the response. A small one holds less than that.
-        if resource == Resource::Bytes && *held_bytes > MAX_HEAD {
+        if resource == Resource::Bytes && held.bytes > MAX_HEAD {
             self.refuse(index, None, Failure::shed(FailureCause::BuffersFull));
             self.account(index);
             return self.schedule(index, false);

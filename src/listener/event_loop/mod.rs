@@ -47,8 +47,6 @@ pub struct EventLoop<S> {
     holdings: Holdings,
     /// For the bytes of one read. What follows a request in it is kept, so it has no more bytes than a head.
     scratch: Vec<u8>,
-    /// The memory of all connections and their requests together.
-    buffered: usize,
     next_sweep: Instant,
     event_log: EventLog,
 }
@@ -58,8 +56,6 @@ struct ConnectionEntry {
     /// It is in `ready` or in `handshakes`.
     is_scheduled: bool,
     origin: Origin,
-    /// The bytes that it adds to `buffered`.
-    held_bytes: usize,
     /// Its part of `holdings`.
     held: Holding,
     /// The request that a worker has or will get, and its memory. It is cancelled if the client goes away.
@@ -80,7 +76,6 @@ impl<S: Service> EventLoop<S> {
             handshakes: TurnQueue::default(),
             holdings: Holdings::default(),
             scratch: vec![0; MAX_HEAD],
-            buffered: 0,
             next_sweep: now,
             event_log: EventLog::new(),
         }
@@ -134,7 +129,7 @@ impl<S: Service> EventLoop<S> {
             .write(self.listener.state.event_counts(), now);
         self.listener
             .state
-            .publish(self.connections.len(), self.buffered);
+            .publish(self.connections.len(), self.holdings.total.bytes);
         Ok(())
     }
 
@@ -173,16 +168,15 @@ impl<S: Service> EventLoop<S> {
         let ConnectionEntry {
             connection,
             origin,
-            held_bytes,
             held,
             pending,
             ..
         } = &mut self.connections[index];
         let bytes = connection.held_bytes() + pending.as_ref().map_or(0, |(_, bytes)| *bytes);
-        self.buffered = self.buffered - mem::replace(held_bytes, bytes) + bytes;
         let evictable = usize::from(connection.is_idle() || connection.is_unfinished());
         let now = Holding {
             connections: 1,
+            bytes,
             evictable,
             evictable_bytes: evictable * bytes,
         };
@@ -192,7 +186,6 @@ impl<S: Service> EventLoop<S> {
     fn close(&mut self, index: usize) {
         let mut entry = self.connections.remove(index);
         entry.connection.close_session();
-        self.buffered -= entry.held_bytes;
         self.holdings
             .change(entry.origin, entry.held, Holding::default());
     }
