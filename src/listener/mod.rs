@@ -11,11 +11,9 @@ mod load;
 mod origins;
 mod proxies;
 mod queue;
-mod running_request;
 mod socket;
 mod state;
 mod tls;
-mod unknown_keys;
 mod workers;
 
 use std::io;
@@ -31,10 +29,10 @@ pub use limits::Limits;
 pub use load::{Gauge, LoadEvent, Snapshot};
 pub use proxies::{Proxies, TrustedProxy};
 pub use queue::{Lane, LaneLoad};
-pub use running_request::RunningRequest;
 pub use socket::{Address, ListeningSocket};
 pub use state::ListenerState;
 pub use tls::{Acceptor, Certificate, TlsError};
+pub use workers::RunningRequest;
 
 use self::event_loop::{FIRST_SOCKET, STOP, WAKE};
 use crate::client::Cancellation;

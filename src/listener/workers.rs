@@ -1,22 +1,28 @@
-//! The threads that answer requests: the API's workers and the console's.
+//! The threads that answer requests: the API's workers, the thread that looks up unknown keys, and
+//! the console's.
 
 use std::io;
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::connection::Outgoing;
-use super::queue::{FairQueue, Job, Work};
-use super::running_request::{RunningRequest, contain_panic};
+use super::load::LoadEvent;
+use super::queue::{FairQueue, Job, Lane, LaneName, TakeError, Work};
 use super::state::{CONSOLE_CAPACITY, ListenerState};
-use super::{Destination, Service, unknown_keys};
-use crate::http::response::chunk;
+use super::{Destination, Service};
+use crate::error::{Failure, FailureCause};
+use crate::http::response::{ConnectionHeader, chunk};
 
 /// While the API is busy, a console thread pauses after each job for this many times as long as the
 /// job took, a quarter of a second at most. Without it, constant use of the console cost the API
 /// 30 % of its rate (`make bench-console`).
 const CONSOLE_PAUSE: u32 = 19;
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+/// The interval at which the limits of the keys whose requests wait or run are read.
+const LIMITS_INTERVAL: Duration = Duration::from_secs(1);
 
 type ThreadMain<S> = fn(&ListenerState, &S);
 
@@ -27,7 +33,7 @@ pub(super) fn start<S: Service>(
 ) -> io::Result<Vec<JoinHandle<()>>> {
     let groups: [(&str, usize, ThreadMain<S>); 3] = [
         ("worker", state.limits.workers, work_for_api),
-        ("unknown-keys", 1, unknown_keys::run),
+        ("unknown-keys", 1, look_up_unknown_keys),
         ("console", CONSOLE_CAPACITY.threads, work_for_console),
     ];
     let start = |name: &str, run: ThreadMain<S>| {
@@ -97,4 +103,134 @@ fn serve(state: &ListenerState, service: &impl Service, queue: &FairQueue, job: 
         },
     };
     running.response = Some(response);
+}
+
+/// Looks up unknown keys, one at a time, and once a second the limits of those that have requests.
+fn look_up_unknown_keys<S: Service>(state: &ListenerState, service: &S) {
+    let mut next_limits = Instant::now();
+    loop {
+        let taken = state.unknown_keys.take(Some(next_limits));
+        state.note_look_up(true);
+        match taken {
+            Ok(job) => contain_panic(|| look_up_key(state, service, job)),
+            Err(TakeError::Timeout) => {
+                next_limits = Instant::now() + LIMITS_INTERVAL;
+                contain_panic(|| read_limits(state, service));
+            }
+            Err(TakeError::Closed) => return,
+        }
+        state.note_look_up(false);
+    }
+}
+
+/// Moves a request to the lane of its key, or answers it.
+fn look_up_key(state: &ListenerState, service: &impl Service, job: Job) {
+    let mut running = RunningRequest::new(state, &state.unknown_keys, &job);
+    let Some(pending) = job
+        .pending()
+        .filter(|pending| !pending.cancellation.is_cancelled())
+    else {
+        return;
+    };
+    match service.identify(pending) {
+        Ok(Some(lane)) => {
+            let cancellation = pending.cancellation.clone();
+            if let Some(digest) = pending.admission.destination.credential() {
+                state.credentials.insert(digest, lane.name.as_str().into());
+            }
+            move_to_lane(state, service, job, lane);
+            // The loop, which cancels before it searches the queues, may have found nothing there.
+            let is_removed = cancellation.is_cancelled() && state.remove(&cancellation);
+            if !is_removed {
+                // The worker that takes it from the queue answers.
+                running.response = None;
+            }
+        }
+        Err(response) => running.response = Some(state.encode(pending, response)),
+        Ok(None) => {}
+    }
+}
+
+/// Moves a request to the lane of its key. If that is full, answers the one that is shed.
+fn move_to_lane(state: &ListenerState, service: &impl Service, job: Job, lane: Lane) {
+    let name = Some(lane.name.into());
+    let shed = state.api.push(Job {
+        lane: Option::clone(&name),
+        ..job
+    });
+    state.api.set_limit(&name, lane.limit);
+    if let Some(job) = &shed
+        && let Some(pending) = job.pending()
+    {
+        state.count(LoadEvent::QueueFull);
+        let response = service.refuse(
+            pending.request.client.peer,
+            Some(pending.admission.destination),
+            Failure::shed(FailureCause::QueueFull),
+        );
+        state.complete(job.connection, Outgoing::last(&response, false));
+    }
+}
+
+/// Reads the limits of the keys that have requests. A key that is no longer valid is unknown again.
+fn read_limits(state: &ListenerState, service: &impl Service) {
+    let used = state.api.take_used_lanes();
+    if used.is_empty() {
+        return;
+    }
+    let Some(found) = service.lanes(&used) else {
+        return;
+    };
+    for name in used {
+        match found.iter().find(|lane| *lane.name == *name) {
+            Some(lane) => state.api.set_limit(&Some(name), lane.limit),
+            None => state.credentials.remove_lane(&name),
+        }
+    }
+}
+
+/// A request, or the next piece of a response, while a thread works on it. Dropping it, even after
+/// a panic, ends the job and then sends its response: the client's next request must find capacity.
+pub struct RunningRequest<'a> {
+    state: &'a ListenerState,
+    queue: &'a FairQueue,
+    connection: usize,
+    lane: LaneName,
+    exclusive: bool,
+    bytes: usize,
+    /// At first without bytes, after which the connection closes; `None` if another thread answers.
+    response: Option<Outgoing>,
+}
+
+impl<'a> RunningRequest<'a> {
+    fn new(state: &'a ListenerState, queue: &'a FairQueue, job: &Job) -> Self {
+        Self {
+            state,
+            queue,
+            connection: job.connection,
+            lane: job.lane.clone(),
+            exclusive: job.is_exclusive(),
+            bytes: job.bytes(),
+            response: Some(Outgoing::new(Vec::new(), ConnectionHeader::Close)),
+        }
+    }
+
+    /// Sets the limit on concurrent requests of its key, as soon as it is read.
+    pub fn set_limit(&self, limit: Option<u32>) {
+        self.queue.set_limit(&self.lane, limit);
+    }
+}
+
+impl Drop for RunningRequest<'_> {
+    fn drop(&mut self) {
+        self.queue.finish(&self.lane, self.exclusive, self.bytes);
+        if let Some(response) = self.response.take() {
+            self.state.complete(self.connection, response);
+        }
+    }
+}
+
+/// A panic ends what a thread does for one connection, not the thread. Its message is in the log.
+fn contain_panic(work: impl FnOnce()) {
+    let _ = panic::catch_unwind(AssertUnwindSafe(work));
 }
