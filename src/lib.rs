@@ -5,8 +5,9 @@
 //! - `cli` reads the command line, `config` the settings.
 //! - `listener` reads requests from the sockets on one thread and queues the complete ones for a fixed pool of workers;
 //!   `http` parses and encodes.
-//! - `dispatch` reads the head of a request and decides: answer at once, API or console. `console` serves the operator.
-//! - `pipeline` takes a request through the steps of `api`, in the order of error precedence.
+//! - `pipeline` reads the head of a request and decides: answer at once, API or console. It takes a
+//!   request through the steps of `api`, in the order of error precedence. `console` serves the
+//!   operator.
 //! - `search` finds the passages that ground an answer, `runtime` calls the inference runtime, both through
 //!   `client`; `store` keeps the keys and the ledger.
 //! - `background` makes test writes, probes failed runtimes, removes old rows and keeps the heartbeat of a gateway.
@@ -31,7 +32,6 @@ pub mod listener;
 
 pub mod api;
 mod console;
-mod dispatch;
 mod pipeline;
 
 pub mod client;
@@ -52,10 +52,12 @@ pub mod id;
 mod mutex;
 pub mod network;
 pub mod progress;
+mod rate_limiter;
 mod read_only_file;
 pub mod secret;
 mod semaphore;
 mod text;
+mod thread_pool;
 mod timed_stream;
 mod users;
 mod when;

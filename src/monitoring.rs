@@ -7,7 +7,7 @@ use crate::background::Readiness;
 use crate::error::{ApiError, Failure, FailureCause};
 use crate::http::{Request, RequestHead, Response};
 use crate::id::RequestId;
-use crate::listener::{Acceptor, Load};
+use crate::listener::{Acceptor, ListenerState};
 use crate::logging;
 use crate::metrics::{LedgerGauges, Metrics};
 use crate::runtime::Runtimes;
@@ -21,7 +21,7 @@ const METRICS_TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 pub struct MonitoringEndpoints {
     pub store: Arc<Store>,
     pub metrics: Arc<Metrics>,
-    pub load: Arc<Load>,
+    pub listener: Arc<ListenerState>,
     pub readiness: Arc<Readiness>,
     /// `None` if none is configured.
     pub runtimes: Option<Arc<Runtimes>>,
@@ -69,14 +69,18 @@ impl MonitoringEndpoints {
                     .acceptor
                     .as_ref()
                     .and_then(|acceptor| acceptor.expires());
-                let text =
-                    self.metrics
-                        .render(&self.load.snapshot(), ledger, &runtimes, &keys, expires);
+                let text = self.metrics.render(
+                    &self.listener.snapshot(),
+                    ledger,
+                    &runtimes,
+                    &keys,
+                    expires,
+                );
                 Response::new(200, METRICS_TEXT, text.into_bytes())
             }
             Err(failure) => {
                 if let Some(details) = &failure.details
-                    && logging::allow_stranger(failure.cause, request.client.peer)
+                    && logging::allow_refusal_line(failure.cause, request.client.peer)
                 {
                     log::error!("id={id} cause={} details={details:?}", failure.cause);
                 }
@@ -103,7 +107,7 @@ impl MonitoringEndpoints {
     fn readiness(&self) -> Response {
         let reason = if self.runtimes.is_none() {
             "No runtime is configured: set runtime.url."
-        } else if self.readiness.outage().is_some() {
+        } else if self.readiness.probe().is_some() {
             "The ledger can't be written. The log says why."
         } else {
             return plain(200, "ready");

@@ -5,51 +5,52 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::mutex::lock;
+use crate::rate_limiter::RateLimiter;
 
-/// A key's refusals get 10 rows per second, and 100 at once.
-const ROW_INTERVAL: Duration = Duration::from_millis(100);
-const BURST: Duration = Duration::from_secs(10);
+/// The rows of one key's refusals.
+const ROWS: RateLimiter = RateLimiter::new(100, Duration::from_millis(100));
 
-const LOG_INTERVAL: Duration = Duration::from_secs(60);
+const LINES: RateLimiter = RateLimiter::new(1, Duration::from_secs(60));
 
 #[derive(Default)]
 pub struct Refusals(Mutex<RefusalState>);
 
-#[derive(Default)]
 struct RefusalState {
-    /// The time when the whole burst is available again, of the keys that were refused lately.
-    full_at: HashMap<String, Instant>,
+    /// The keys that were refused lately.
+    rows: HashMap<String, RateLimiter>,
     /// Refusals without a row since the last line in the log.
     unlogged: u64,
-    last_line: Option<Instant>,
+    lines: RateLimiter,
+}
+
+impl Default for RefusalState {
+    fn default() -> Self {
+        Self {
+            rows: HashMap::new(),
+            unlogged: 0,
+            lines: LINES,
+        }
+    }
 }
 
 impl Refusals {
     /// Returns true if a refused request of this key gets a row. The others are counted in a log line once a minute.
     pub fn allow_row(&self, key_id: &str, now: Instant) -> bool {
         let mut state = lock(&self.0);
-        if !state.full_at.contains_key(key_id) {
-            state.full_at.retain(|_, full_at| *full_at > now);
+        if !state.rows.contains_key(key_id) {
+            state.rows.retain(|_, rows| !rows.is_full(now));
         }
-        let full_at = state
-            .full_at
-            .get(key_id)
-            .map_or(now, |full_at| now.max(*full_at))
-            + ROW_INTERVAL;
-        if full_at <= now + BURST {
-            state.full_at.insert(key_id.to_owned(), full_at);
+        let rows = state.rows.entry(key_id.to_owned()).or_insert(ROWS);
+        if rows.allow(now) {
             return true;
         }
         state.unlogged += 1;
-        if state
-            .last_line
-            .is_none_or(|last| now >= last + LOG_INTERVAL)
-        {
+        if state.lines.allow(now) {
             log::warn!(
                 "refused requests that were not recorded: {} since the last report",
                 state.unlogged
             );
-            (state.unlogged, state.last_line) = (0, Some(now));
+            state.unlogged = 0;
         }
         false
     }
@@ -76,7 +77,7 @@ mod tests {
         assert_eq!(rows("c", 1, 7200), 1);
         let state = refusals.0.lock().expect("no panic");
         assert_eq!(
-            state.full_at.keys().collect::<Vec<_>>(),
+            state.rows.keys().collect::<Vec<_>>(),
             ["c"],
             "the full ones are dropped"
         );

@@ -1,6 +1,7 @@
 //! Readiness: whether the ledger accepts rows. While health probes arrive or the ledger is unavailable, test writes find
 //! out; otherwise nothing is written.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -30,8 +31,8 @@ impl Readiness {
         }
     }
 
-    /// The reason why a request could not be recorded now.
-    pub fn outage(&self) -> Option<StoreError> {
+    /// Notes a probe, and returns the reason why a request could not be recorded now.
+    pub fn probe(&self) -> Option<StoreError> {
         self.probed.store(true, Ordering::Relaxed);
         self.store.outage()
     }
@@ -42,7 +43,7 @@ impl Readiness {
 pub(super) fn watch(
     readiness: Arc<Readiness>,
     replaced: Arc<impl Fn(&StoreError) + Send + Sync + 'static>,
-) -> Task {
+) -> io::Result<Task> {
     Task::start("readiness", move |stop| {
         let store = &readiness.store;
         let mut looked = Instant::now();

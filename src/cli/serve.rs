@@ -11,7 +11,7 @@ use signal_hook::{flag, low_level::pipe};
 
 use super::error::{CliError, failed};
 use super::open_store::open_with;
-use super::process_limits::{connections_that_fit, ensure_threads};
+use super::process_limits::{connections_that_fit, too_few_threads};
 use super::sockets::{format_address, sockets};
 use crate::api::grounding::Grounding;
 use crate::api::refusals::Refusals;
@@ -19,7 +19,6 @@ use crate::background::{self, Background, Readiness};
 use crate::checks;
 use crate::config::{Config, GroundingMode, RuntimeConfig, SearchConfig, TlsFiles};
 use crate::console::Console;
-use crate::dispatch::Dispatcher;
 use crate::listener::{Acceptor, Address, Limits, Listener, Snapshot};
 use crate::logging;
 use crate::metrics::Metrics;
@@ -41,8 +40,7 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
         reload_requested,
     } = StartSignals::handle().map_err(failed("the signals"))?;
     let config = Arc::new(Config::load(file.as_deref())?);
-    ensure_threads(config.workers)?;
-    logging::start(config.log_level).map_err(failed("the log"))?;
+    logging::start(config.log_level).map_err(too_few_threads)?;
     log::info!(
         "adriaticum {}, database {}",
         env!("ADRIATICUM_VERSION"),
@@ -133,16 +131,17 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
         config.retention_days,
         lock,
         replaced,
-    );
+    )
+    .map_err(too_few_threads)?;
     let metrics = Arc::new(Metrics::default());
     let supervisor = Supervisor::start(Monitored {
         notify,
         store: Arc::clone(&store),
         longest_work: longest_work(&config.runtime, &config.search),
-        pulse: Arc::clone(&listener.pulse),
+        listener: Arc::clone(&listener.state),
         status: Box::new({
-            let (metrics, load) = (Arc::clone(&metrics), Arc::clone(&listener.load));
-            move || status(&metrics, &load.snapshot())
+            let (metrics, listener) = (Arc::clone(&metrics), Arc::clone(&listener.state));
+            move || status(&metrics, &listener.snapshot())
         }),
         reload: Box::new({
             let (running, store) = (Arc::clone(&config), Arc::clone(&store));
@@ -154,19 +153,19 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
     let monitoring = MonitoringEndpoints {
         store: Arc::clone(&store),
         metrics: Arc::clone(&metrics),
-        load: Arc::clone(&listener.load),
+        listener: Arc::clone(&listener.state),
         readiness,
         runtimes: runtimes.clone(),
         acceptor: acceptor.clone(),
     };
-    let console = |host| {
-        (
-            host,
-            Console::new(Arc::clone(&config), Arc::clone(&store), monitoring),
-        )
+    let console = match config.console_host.clone() {
+        Some(host) => {
+            let console = Console::new(Arc::clone(&config), Arc::clone(&store), monitoring);
+            Some((host, console.map_err(too_few_threads)?))
+        }
+        None => None,
     };
-    let console = config.console_host.clone().map(console);
-    let api = Pipeline {
+    let pipeline = Pipeline {
         api_hosts: config.api_hosts.clone(),
         compatibility: config.compatibility,
         store,
@@ -174,26 +173,24 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
         grounding,
         metrics,
         refusals: Refusals::default(),
+        console,
+        console_is_local: config.console_is_local,
     };
     supervisor
         .handle_signals()
         .and_then(|()| stop_on_signals(&listener))
         .map_err(failed("the signals"))?;
+    let event_loop = listener
+        .start(Arc::new(pipeline))
+        .map_err(too_few_threads)?;
     starting.store(false, Ordering::Release);
     supervisor.ready();
     if reload_requested.load(Ordering::Acquire) {
         supervisor.reload();
     }
-    let dispatcher = Dispatcher {
-        console,
-        console_is_local: config.console_is_local,
-        api,
-    };
-    listener
-        .run(Arc::new(dispatcher))
-        .map_err(failed("the listener"))?;
+    event_loop.run().map_err(failed("the listener"))?;
     drop((background, supervisor));
-    logging::sum_up_strangers();
+    logging::log_refusal_summary();
     if let Some(error) = replaced_because.get() {
         return Err(CliError::failed(match (&config.database, error) {
             (Database::Postgres(_), StoreError::Fenced) => format!(
@@ -267,9 +264,9 @@ fn status(metrics: &Metrics, Snapshot { workers, queue, .. }: &Snapshot) -> Stri
         "{} served, {} of {} busy, {} of {} in the queue used",
         count(metrics.served() as i64, "request"),
         workers.now,
-        count(workers.most as i64, "worker"),
+        count(workers.limit as i64, "worker"),
         queue.now,
-        count(queue.most as i64, "place")
+        count(queue.limit as i64, "place")
     )
 }
 

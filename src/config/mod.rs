@@ -164,7 +164,7 @@ impl Config {
     }
 
     /// The command that sets the console's password in this service's database. A path is sent only to a client of this
-    /// host. If the console has a public name, a local client may be a proxy that forwards requests of strangers.
+    /// host. If the console has a public name, a local client may be a proxy that forwards requests of anyone.
     pub fn password_command(&self, is_local: bool) -> String {
         let command = "adriaticum console password";
         let is_usual = env::var_os("ADRIATICUM_DATABASE").is_none()

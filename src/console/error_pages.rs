@@ -83,7 +83,7 @@ pub fn error(operator: Option<&Operator>, peer: Option<IpAddr>, error: &PageErro
         PageError::Range(message) => (400, "No such range", message.as_str(), None),
         PageError::Store(error) => {
             // Without the database no session can be verified, so anyone can cause this line.
-            if logging::allow_stranger(error.cause(), peer) {
+            if logging::allow_refusal_line(error.cause(), peer) {
                 log::error!("console: {error}");
             }
             let text =

@@ -21,7 +21,7 @@ use self::session::{cookies, sign_in};
 pub use self::state::Console;
 use crate::api::key;
 use crate::http::{ClientInfo, Request, RequestHead, Response};
-use crate::listener::{Lane, Ticket};
+use crate::listener::{Admission, Destination, Lane};
 use crate::logging;
 use crate::monitoring::MonitoringEndpoints;
 use crate::store::TokenKind;
@@ -43,19 +43,17 @@ impl Console {
     }
 
     /// The place of a request in the queue, from its head, without a database look-up.
-    pub fn ticket(&self, client: ClientInfo, head: &RequestHead) -> Ticket {
-        let ticket = self.browsers.ticket(client, head);
+    pub fn admit(&self, client: ClientInfo, head: &RequestHead) -> Admission {
+        let mut admission = self.browsers.admit(client, head);
         if MonitoringEndpoints::takes_key(head) {
-            return Ticket {
-                credential: key::digest(head).ok(),
-                ..ticket
-            };
+            admission.destination = Destination::Console(key::digest(head).ok());
         }
-        ticket
+        admission
     }
 
-    /// The lane of a request: one for each session that is signed in, and for each key that may read the metrics.
-    pub fn lane(&self, request: &Request) -> Option<Lane> {
+    /// Looks up the lane of a request: one for each session that is signed in, and for each key that
+    /// may read the metrics.
+    pub fn identify(&self, request: &Request) -> Option<Lane> {
         let find = || {
             if MonitoringEndpoints::takes_key(&request.head) {
                 return self

@@ -1,5 +1,6 @@
 //! The console's state, which all pages share.
 
+use std::io;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -24,18 +25,22 @@ pub struct Console {
 }
 
 impl Console {
-    pub fn new(config: Arc<Config>, store: Arc<Store>, monitoring: MonitoringEndpoints) -> Self {
-        let started = Instant::now();
-        Self {
+    /// Fails if the system does not allow another thread.
+    pub fn new(
+        config: Arc<Config>,
+        store: Arc<Store>,
+        monitoring: MonitoringEndpoints,
+    ) -> io::Result<Self> {
+        Ok(Self {
             browsers: KnownBrowsers::read(&store),
-            sign_ins: Mutex::new(SignInThrottle::new(started)),
+            sign_ins: Mutex::new(SignInThrottle::new()),
             config,
             store,
-            started,
-            checks: CheckRunner::new(),
+            started: Instant::now(),
+            checks: CheckRunner::new()?,
             exports: Arc::default(),
             monitoring,
-        }
+        })
     }
 
     /// The gateways that share the database; empty if it is a file.

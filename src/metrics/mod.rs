@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use self::exposition::MetricsText;
 use self::histogram::Histogram;
 use crate::error::ApiError;
-use crate::listener::{Cause, Snapshot};
+use crate::listener::{LoadEvent, Snapshot};
 use crate::runtime::RuntimeStatus;
 use crate::store::{Key, KeyBudget, Searched, Tokens};
 
@@ -266,7 +266,7 @@ fn gauges(text: &mut MetricsText, load: &Snapshot, ledger: LedgerGauges) {
             "Workers that process a request.",
             workers.now as i64,
         ),
-        ("workers", "Workers in the pool.", workers.most as i64),
+        ("workers", "Workers in the pool.", workers.limit as i64),
         (
             "queue_length",
             "Complete requests that wait for a worker.",
@@ -275,7 +275,7 @@ fn gauges(text: &mut MetricsText, load: &Snapshot, ledger: LedgerGauges) {
         (
             "queue_limit",
             "Requests that may wait; one more is shed.",
-            queue.most as i64,
+            queue.limit as i64,
         ),
         (
             "connections_open",
@@ -285,7 +285,7 @@ fn gauges(text: &mut MetricsText, load: &Snapshot, ledger: LedgerGauges) {
         (
             "connections_limit",
             "Connections that may be open.",
-            connections.most as i64,
+            connections.limit as i64,
         ),
         (
             "buffered_bytes",
@@ -295,7 +295,7 @@ fn gauges(text: &mut MetricsText, load: &Snapshot, ledger: LedgerGauges) {
         (
             "buffered_limit_bytes",
             "Bytes that may be buffered.",
-            buffered_bytes.most as i64,
+            buffered_bytes.limit as i64,
         ),
         (
             "ledger_available",
@@ -321,20 +321,29 @@ fn shed(text: &mut MetricsText, load: &Snapshot) {
     .with("", load.accepted);
     let help = "Connections closed because there was no room: new ones, and unfinished or idle ones that were evicted.";
     text.counter("adriaticum_connections_shed_total", help)
-        .with("which=\"new\"", load.of(Cause::Rejected))
-        .with("which=\"unfinished\"", load.of(Cause::UnfinishedEvicted))
-        .with("which=\"idle\"", load.of(Cause::IdleEvicted));
+        .with("which=\"new\"", load.count_of(LoadEvent::Rejected))
+        .with(
+            "which=\"unfinished\"",
+            load.count_of(LoadEvent::UnfinishedEvicted),
+        )
+        .with("which=\"idle\"", load.count_of(LoadEvent::IdleEvicted));
     text.counter(
         "adriaticum_requests_shed_total",
         "Requests answered 503 because there was no room.",
     )
-    .with("reason=\"queue\"", load.of(Cause::QueueFull))
-    .with("reason=\"console\"", load.of(Cause::ConsoleFull))
-    .with("reason=\"buffer\"", load.of(Cause::BuffersFull));
+    .with("reason=\"queue\"", load.count_of(LoadEvent::QueueFull))
+    .with("reason=\"console\"", load.count_of(LoadEvent::ConsoleFull))
+    .with("reason=\"buffer\"", load.count_of(LoadEvent::BuffersFull));
     let help = "Requests whose client went away before their answer.";
     text.counter("adriaticum_requests_abandoned_total", help)
-        .with("phase=\"waiting\"", load.of(Cause::AbandonedWaiting))
-        .with("phase=\"running\"", load.of(Cause::AbandonedRunning));
+        .with(
+            "phase=\"waiting\"",
+            load.count_of(LoadEvent::AbandonedWaiting),
+        )
+        .with(
+            "phase=\"running\"",
+            load.count_of(LoadEvent::AbandonedRunning),
+        );
 }
 
 fn write_runtimes(text: &mut MetricsText, runtimes: &[RuntimeStatus]) {
@@ -400,7 +409,7 @@ fn measured(figure: Option<i64>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::listener::Occupancy;
+    use crate::listener::Gauge;
     use crate::store::{Budget, BudgetPeriod};
 
     const LEDGER: LedgerGauges = LedgerGauges {
@@ -410,15 +419,18 @@ mod tests {
 
     fn load() -> Snapshot {
         Snapshot {
-            workers: Occupancy { now: 3, most: 16 },
-            queue: Occupancy { now: 0, most: 64 },
-            connections: Occupancy { now: 7, most: 4096 },
-            buffered_bytes: Occupancy {
+            workers: Gauge { now: 3, limit: 16 },
+            queue: Gauge { now: 0, limit: 64 },
+            connections: Gauge {
+                now: 7,
+                limit: 4096,
+            },
+            buffered_bytes: Gauge {
                 now: 1024,
-                most: 65536,
+                limit: 65536,
             },
             accepted: 9,
-            causes: [4, 0, 5, 1, 3, 2, 7, 8],
+            events: [4, 0, 5, 1, 3, 2, 7, 8],
         }
     }
 

@@ -2,8 +2,8 @@
 //! precedence. One worker runs all of them, and every step blocks until it is done.
 
 mod record;
+mod service;
 
-use std::net::IpAddr;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,14 +13,14 @@ use crate::api::grounding::Grounding;
 use crate::api::refusals::Refusals;
 use crate::api::{inference, key, reply, steps, validation};
 use crate::config::Compatibility;
+use crate::console::Console;
 use crate::error::{Failure, FailureCause};
 use crate::http::{Request, RequestHead, Response};
-use crate::listener::{Lane, PendingRequest, RunningCall};
+use crate::listener::{RunningRequest, Service};
 use crate::metrics::Metrics;
 use crate::runtime::{Chat, Generated, Runtimes};
 use crate::secret::SecretDigest;
 use crate::store::{Key, Store, StoreError};
-use crate::when;
 
 /// Everything that the steps use.
 pub struct Pipeline {
@@ -32,69 +32,19 @@ pub struct Pipeline {
     pub grounding: Option<Grounding>,
     pub metrics: Arc<Metrics>,
     pub refusals: Refusals,
+    /// The console and its host; `None` if there is no console.
+    pub console: Option<(String, Console)>,
+    /// The console is for clients on this host.
+    pub console_is_local: bool,
 }
 
 impl Pipeline {
     /// Runs the steps that need only the head, before any of the body is read. They look nothing up.
-    pub fn check_head(&self, head: &RequestHead) -> Result<SecretDigest, Failure> {
+    fn check_head(&self, head: &RequestHead) -> Result<SecretDigest, Failure> {
         steps::check_host(head, &self.api_hosts)?;
         steps::check_route(head)?;
         steps::check_declared_size(head)?;
         key::digest(head)
-    }
-
-    /// Returns the failure that every request would get now, if it is known.
-    pub fn outage(&self) -> Option<Failure> {
-        self.store
-            .outage()
-            .map(|error| steps::ledger_unavailable(&error))
-    }
-
-    /// Looks up the key of a request that the queue does not know, or answers the request.
-    pub fn identify(
-        &self,
-        call: &PendingRequest,
-        digest: &SecretDigest,
-    ) -> Result<Key, Box<Response>> {
-        let look_up = || {
-            steps::check_size(&call.request)?;
-            key::authenticate(digest, &self.store, when::now())
-        };
-        catch_panic(look_up).map_err(|failure| {
-            let record = Record::new(call.request.client.peer, call.received);
-            Box::new(self.conclude(&record, &Err(failure)))
-        })
-    }
-
-    /// Returns the lanes of those keys that are valid; `None` if they can't be read.
-    pub fn lanes(&self, ids: &[Arc<str>]) -> Option<Vec<Lane>> {
-        let now = when::now();
-        let keys = self
-            .store
-            .find_keys(ids)
-            .ok()?
-            .into_iter()
-            .filter(|key| key.is_valid(now));
-        Some(
-            keys.map(|key| Lane {
-                name: key.id,
-                limit: key.concurrent,
-            })
-            .collect(),
-        )
-    }
-
-    /// Answers a complete request that has passed [`check_head`](Self::check_head), which returned this digest.
-    pub fn answer(
-        &self,
-        call: &PendingRequest,
-        digest: &SecretDigest,
-        running: &RunningCall,
-    ) -> Response {
-        let mut record = Record::new(call.request.client.peer, call.received);
-        record.spent.cancellation = call.cancellation.clone();
-        let result = catch_panic(|| self.complete(&call.request, digest, running, &mut record));
-        self.conclude(&record, &result)
     }
 
     /// Counts and logs a request, and makes its response.
@@ -116,21 +66,12 @@ impl Pipeline {
         respond(record, result)
     }
 
-    /// Answers a request that gets no worker.
-    pub fn refuse(&self, client: Option<IpAddr>, failure: Failure) -> Response {
-        self.metrics.refused(failure.error);
-        let record = Record::new(client, Instant::now());
-        let result = Err(failure);
-        record.log(&result);
-        respond(&record, &result)
-    }
-
     /// Runs the steps. The first that fails ends the request.
     fn complete(
         &self,
         request: &Request,
         digest: &SecretDigest,
-        running: &RunningCall,
+        running: &RunningRequest,
         record: &mut Record,
     ) -> Result<Generated, Failure> {
         let body = steps::check_size(request)?;

@@ -194,7 +194,7 @@ impl Record {
     fn has_line(&self, failure: &Failure) -> bool {
         // The listener has a line with the number of shed requests.
         !failure.cause.is_shed()
-            && (self.key.is_some() || logging::allow_stranger(failure.cause, self.client))
+            && (self.key.is_some() || logging::allow_refusal_line(failure.cause, self.client))
     }
 }
 

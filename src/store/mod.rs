@@ -67,10 +67,8 @@ pub use sums::{Filter, RollupRow, Sums, UsageRow};
 pub use sums_check::UnprovenSums;
 
 use crate::progress::Progress;
+use crate::when::DAY;
 pub use crate::when::Range;
-
-/// A day, in seconds.
-const DAY: i64 = 86_400;
 
 pub struct Store {
     engine: Box<dyn Engine>,

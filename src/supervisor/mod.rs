@@ -18,7 +18,7 @@ use signal_hook::{flag, low_level::pipe};
 
 pub use notify::Notify;
 
-use crate::listener::Pulse;
+use crate::listener::ListenerState;
 use crate::store::Store;
 
 /// The pause between two updates of the status text.
@@ -27,7 +27,7 @@ const STATUS_INTERVAL: Duration = Duration::from_secs(5);
 /// The parts that the supervisor watches, and its callbacks.
 pub struct Monitored {
     pub notify: Option<Notify>,
-    pub pulse: Arc<Pulse>,
+    pub listener: Arc<ListenerState>,
     pub store: Arc<Store>,
     /// The longest time that a worker may need for a request.
     pub longest_work: Duration,
@@ -200,21 +200,21 @@ impl SupervisorThread {
             }
             self.trouble = trouble;
         }
-        if let Err(error) = self.monitored.pulse.ask() {
+        if let Err(error) = self.monitored.listener.ask_loop() {
             log::error!("could not wake the listener: {error}");
         }
     }
 
     fn trouble(&self) -> Option<&'static str> {
         let Monitored {
-            pulse,
+            listener,
             store,
             longest_work,
             ..
         } = &self.monitored;
-        if !pulse.loop_answered() {
+        if !listener.has_loop_answered() {
             Some("the event loop does not answer")
-        } else if pulse.workers_stuck(*longest_work) {
+        } else if listener.are_workers_stuck(*longest_work) {
             Some("every worker has been busy with one request for longer than a request may take")
         } else if store.is_stuck() {
             Some("a write to the ledger hangs")

@@ -89,7 +89,7 @@ pub fn long_duration(time: Duration) -> String {
         ),
         _ => format!(
             "{}, {}",
-            count(seconds / 86_400, "day"),
+            count(seconds / when::DAY, "day"),
             count(seconds / 3600 % 24, "hour")
         ),
     }

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use super::cookies::{self, BROWSER, SESSION};
 use super::throttle::SignInSource;
 use crate::http::{ClientInfo, Request, RequestHead};
-use crate::listener::Ticket;
+use crate::listener::{Admission, Destination};
 use crate::mutex::lock;
 use crate::secret::SecretDigest;
 use crate::store::{Store, StoreError};
@@ -36,19 +36,18 @@ impl KnownBrowsers {
 
     /// The place of a request in the queue. A known browser has a lane of its own and so have the
     /// clients on this host: strangers can neither delay them nor take their places.
-    pub fn ticket(&self, client: ClientInfo, head: &RequestHead) -> Ticket {
+    pub fn admit(&self, client: ClientInfo, head: &RequestHead) -> Admission {
         let browser = cookies::digest(client, head, BROWSER).filter(|digest| self.contains(digest));
         let (lane, origin) = match SignInSource::new(client, browser) {
             SignInSource::Browser(digest) => (Some(hex::encode(digest.0).into()), None),
             SignInSource::Loopback => (Some("loopback".into()), None),
-            SignInSource::Stranger(address) => (None, address),
+            SignInSource::Unknown(address) => (None, address),
         };
-        Ticket {
-            credential: cookies::digest(client, head, SESSION),
+        Admission {
+            destination: Destination::Console(cookies::digest(client, head, SESSION)),
             lane,
             origin,
             exclusive: (head.method(), head.path()) == ("POST", "/sign-in"),
-            is_begun: false,
         }
     }
 

@@ -63,7 +63,7 @@ pub fn submit(console: &Console, request: &PageRequest, stored: &PasswordHash) -
     if !password::verify(request.form.get("password"), stored) {
         throttle().failed(source, Instant::now());
         console.store.note_failed_sign_in(client.peer, request.now);
-        if logging::allow_stranger(FailureCause::SignIn, client.peer) {
+        if logging::allow_refusal_line(FailureCause::SignIn, client.peer) {
             log::warn!("console: sign-in failed, client={}", request.client());
         }
         return wrong();

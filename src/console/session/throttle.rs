@@ -1,9 +1,9 @@
 //! Throttles failed sign-ins: no thread waits, the response says how long to wait.
 //!
-//! Each address may fail a few times, then has to wait, twice as long each time. All strangers together have a
-//! budget as well, or a guesser with many addresses would have as many guesses. A browser that the operator has
-//! signed in with before is no stranger, nor is a client on this host, so an attacker who uses up that budget does not lock
-//! the operator out.
+//! Each address may fail a few times, then has to wait, twice as long each time. All unknown
+//! addresses together have a budget as well, or a guesser with many addresses would have as many
+//! guesses. A browser that the operator has signed in with before has its own attempts, and so have
+//! the clients on this host, so an attacker who uses up that budget does not lock the operator out.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::http::ClientInfo;
 use crate::network::ClientNetwork;
+use crate::rate_limiter::RateLimiter;
 use crate::secret::SecretDigest;
 
 /// The number of failures before the first wait.
@@ -21,21 +22,20 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// The time without a failure after which a source is forgotten.
 const FORGOTTEN: Duration = Duration::from_secs(900);
 
-/// The attempts that all strangers together may make at once, and the rate at which they get more.
-const BUDGET: f64 = 60.0;
-const REFILL_PER_SECOND: f64 = 0.5;
+/// The attempts that all unknown addresses together may make.
+const BUDGET: RateLimiter = RateLimiter::new(60, Duration::from_secs(2));
 
 /// The part of the budget that an address leaves to those that failed less often, by its failures. Forty guessers can make their
 /// first attempts at any time, also when others have used up their share, and some are still left for the operator at a new address.
-const LEFT_TO_OTHERS: [f64; 4] = [0.0, 45.0, 48.0, 51.0];
+const LEFT_TO_OTHERS: [u32; 4] = [0, 45, 48, 51];
 
-/// The most sources that are remembered, so that strangers can't use up the memory.
+/// The most sources that are remembered, so that clients can't use up the memory.
 const REMEMBERED: usize = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SignInSource {
     /// `None` is a trusted proxy on a Unix socket that names no client.
-    Stranger(Option<ClientNetwork>),
+    Unknown(Option<ClientNetwork>),
     /// All clients on this host together. Behind a proxy that is not trusted, every client seems to be one.
     Loopback,
     /// A browser that was signed in before.
@@ -45,13 +45,13 @@ pub enum SignInSource {
 impl SignInSource {
     pub fn new(client: ClientInfo, browser: Option<SecretDigest>) -> Self {
         // Every program on this host has one of these addresses, unless it chooses another one from 127.0.0.0/8. A guesser
-        // could choose a new one for each guess, so those count as strangers.
+        // could choose a new one for each guess, so those count as unknown.
         let is_usual =
             |address: IpAddr| address == Ipv4Addr::LOCALHOST || address == Ipv6Addr::LOCALHOST;
         match browser {
             Some(digest) => Self::Browser(digest),
             None if client.is_local() && client.peer.is_none_or(is_usual) => Self::Loopback,
-            None => Self::Stranger(client.peer.map(ClientNetwork::from)),
+            None => Self::Unknown(client.peer.map(ClientNetwork::from)),
         }
     }
 }
@@ -73,16 +73,14 @@ impl Failures {
 
 pub struct SignInThrottle {
     failures: HashMap<SignInSource, Failures>,
-    budget: f64,
-    filled: Instant,
+    budget: RateLimiter,
 }
 
 impl SignInThrottle {
-    pub fn new(now: Instant) -> Self {
+    pub fn new() -> Self {
         Self {
             failures: HashMap::new(),
             budget: BUDGET,
-            filled: now,
         }
     }
 
@@ -99,18 +97,10 @@ impl SignInThrottle {
                 return Err(left);
             }
         }
-        if matches!(source, SignInSource::Stranger(_)) {
+        if matches!(source, SignInSource::Unknown(_)) {
             let count = failures.map_or(0, |failures| failures.count as usize);
-            let needed = 1.0 + LEFT_TO_OTHERS[count.min(LEFT_TO_OTHERS.len() - 1)];
-            let passed = now.duration_since(self.filled).as_secs_f64();
-            self.budget = (self.budget + passed * REFILL_PER_SECOND).min(BUDGET);
-            self.filled = now;
-            if self.budget < needed {
-                return Err(Duration::from_secs_f64(
-                    (needed - self.budget) / REFILL_PER_SECOND,
-                ));
-            }
-            self.budget -= 1.0;
+            let reserve = LEFT_TO_OTHERS[count.min(LEFT_TO_OTHERS.len() - 1)];
+            self.budget.take(reserve, now)?;
         }
         Ok(())
     }
@@ -135,8 +125,8 @@ impl SignInThrottle {
 
     pub fn succeeded(&mut self, source: SignInSource) {
         self.failures.remove(&source);
-        if matches!(source, SignInSource::Stranger(_)) {
-            self.budget = (self.budget + 1.0).min(BUDGET);
+        if matches!(source, SignInSource::Unknown(_)) {
+            self.budget.give_back();
         }
     }
 }
@@ -145,51 +135,51 @@ impl SignInThrottle {
 mod tests {
     use super::*;
 
-    fn stranger(number: u32) -> SignInSource {
-        SignInSource::Stranger(Some(IpAddr::from(number.to_be_bytes()).into()))
+    fn unknown(number: u32) -> SignInSource {
+        SignInSource::Unknown(Some(IpAddr::from(number.to_be_bytes()).into()))
     }
 
     #[test]
     fn one_address_waits_longer_each_time_and_no_other_does() {
         let mut now = Instant::now();
-        let mut throttle = SignInThrottle::new(now);
+        let mut throttle = SignInThrottle::new();
         let mut waits = Vec::new();
         for _ in 0..12 {
-            if let Err(wait) = throttle.try_now(stranger(1), now) {
+            if let Err(wait) = throttle.try_now(unknown(1), now) {
                 waits.push(wait.as_secs());
                 now += wait;
-                throttle.try_now(stranger(1), now).expect("it has waited");
+                throttle.try_now(unknown(1), now).expect("it has waited");
             }
-            throttle.failed(stranger(1), now);
+            throttle.failed(unknown(1), now);
         }
         assert_eq!(waits, [1, 2, 4, 8, 16, 32, 60]);
-        assert!(throttle.try_now(stranger(1), now).is_err());
+        assert!(throttle.try_now(unknown(1), now).is_err());
         throttle
-            .try_now(stranger(2), now)
+            .try_now(unknown(2), now)
             .expect("another address has not failed");
         throttle
-            .try_now(stranger(1), now + LONGEST)
+            .try_now(unknown(1), now + LONGEST)
             .expect("no address is locked out");
-        throttle.succeeded(stranger(1));
+        throttle.succeeded(unknown(1));
         throttle
-            .try_now(stranger(1), now)
+            .try_now(unknown(1), now)
             .expect("a correct password clears the count");
     }
 
     #[test]
     fn many_addresses_have_one_budget_and_the_operator_is_not_locked_out() {
         let now = Instant::now();
-        let mut throttle = SignInThrottle::new(now);
+        let mut throttle = SignInThrottle::new();
         let mut tried = 0;
         for number in 0..5000 {
-            if throttle.try_now(stranger(number), now).is_ok() {
+            if throttle.try_now(unknown(number), now).is_ok() {
                 tried += 1;
-                throttle.failed(stranger(number), now);
+                throttle.failed(unknown(number), now);
             }
         }
         assert_eq!(tried, 60);
         let wait = throttle
-            .try_now(stranger(9999), now)
+            .try_now(unknown(9999), now)
             .expect_err("the budget is used up");
         assert!(wait <= Duration::from_secs(2), "{wait:?}");
         for source in [
@@ -207,10 +197,10 @@ mod tests {
             );
         }
         throttle
-            .try_now(stranger(9999), now + wait)
+            .try_now(unknown(9999), now + wait)
             .expect("one more after the wait");
         for number in 0..5000 {
-            throttle.failed(stranger(number), now);
+            throttle.failed(unknown(number), now);
         }
         assert!(throttle.failures.len() <= REMEMBERED);
     }
@@ -218,16 +208,16 @@ mod tests {
     #[test]
     fn a_new_address_comes_before_those_that_guess() {
         let mut now = Instant::now();
-        let mut throttle = SignInThrottle::new(now);
+        let mut throttle = SignInThrottle::new();
         let (mut guesses, mut refused) = (0, 0);
         for second in 0..900 {
             for number in (0..40).cycle().take(200) {
-                if throttle.try_now(stranger(number), now).is_ok() {
+                if throttle.try_now(unknown(number), now).is_ok() {
                     guesses += 1;
-                    throttle.failed(stranger(number), now);
+                    throttle.failed(unknown(number), now);
                 }
             }
-            let operator = stranger(1000 + second);
+            let operator = unknown(1000 + second);
             match throttle.try_now(operator, now) {
                 Ok(()) => throttle.succeeded(operator),
                 Err(_) => refused += 1,
@@ -244,14 +234,14 @@ mod tests {
     #[test]
     fn guessers_that_come_later_leave_an_attempt_for_the_operator() {
         let now = Instant::now();
-        let mut throttle = SignInThrottle::new(now);
+        let mut throttle = SignInThrottle::new();
         for number in (0..20).cycle().take(400).chain((20..40).cycle().take(400)) {
-            if throttle.try_now(stranger(number), now).is_ok() {
-                throttle.failed(stranger(number), now);
+            if throttle.try_now(unknown(number), now).is_ok() {
+                throttle.failed(unknown(number), now);
             }
         }
         throttle
-            .try_now(stranger(1000), now)
+            .try_now(unknown(1000), now)
             .expect("the operator has not failed yet");
     }
 
@@ -274,7 +264,7 @@ mod tests {
             assert_eq!(source(local), SignInSource::Loopback, "{local}");
             assert_eq!(
                 SignInSource::new(client(local, true), None),
-                SignInSource::Stranger(local.parse().ok().map(|it: IpAddr| it.into())),
+                SignInSource::Unknown(local.parse().ok().map(|it: IpAddr| it.into())),
                 "{local}"
             );
         }

@@ -1,5 +1,6 @@
 //! Runs the checks of the status page on a thread of its own: a runtime that is down takes its time to say so.
 
+use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,7 @@ use crate::checks::{self, Finding};
 use crate::config::Config;
 use crate::mutex::lock;
 use crate::store::Store;
+use crate::thread_pool;
 use crate::when;
 
 pub struct CheckRunner {
@@ -24,11 +26,11 @@ pub struct CheckRun {
 }
 
 impl CheckRunner {
-    pub fn new() -> Self {
-        Self {
-            thread: ThreadPool::with_name("checks".into(), 1),
+    pub fn new() -> io::Result<Self> {
+        Ok(Self {
+            thread: thread_pool::start("checks", 1)?,
             latest: Arc::default(),
-        }
+        })
     }
 
     pub fn latest(&self) -> Option<Arc<CheckRun>> {

@@ -16,7 +16,7 @@ use super::page::{Operator, PageResult};
 use super::state::Console;
 use crate::checks::Verdict;
 use crate::config::GroundingMode;
-use crate::listener::{Cause, Occupancy};
+use crate::listener::{Gauge, LoadEvent};
 use crate::store::{Gateway, StoreError};
 use crate::text::{count, grouped};
 use crate::when;
@@ -116,8 +116,8 @@ fn details(part: &PartState) -> Markup {
 
 /// Facts that no check reports.
 fn facts(console: &Console) -> Markup {
-    let load = console.monitoring.load.snapshot();
-    let [buffered, buffer_limit] = [load.buffered_bytes.now, load.buffered_bytes.most]
+    let load = console.monitoring.listener.snapshot();
+    let [buffered, buffer_limit] = [load.buffered_bytes.now, load.buffered_bytes.limit]
         .map(|bytes| bytes as f64 / 1024.0 / 1024.0);
     let wal = console.store.wal_figures();
     let file = console.config.database.file();
@@ -128,11 +128,11 @@ fn facts(console: &Console) -> Markup {
         h2 { "The service" }
         dl.facts {
             dt { "Uptime" } dd { (format::long_duration(console.started.elapsed())) }
-            dt { "Workers busy" } dd { (occupancy(load.workers)) }
-            dt { "Queue" } dd { (occupancy(load.queue)) }
-            dt { "Connections" } dd { (occupancy(load.connections)) }
+            dt { "Workers busy" } dd { (gauge(load.workers)) }
+            dt { "Queue" } dd { (gauge(load.queue)) }
+            dt { "Connections" } dd { (gauge(load.connections)) }
             dt { "Buffers" } dd { (format!("{buffered:.1} of {buffer_limit:.1} MiB")) }
-            dt { "Rejected (no room)" } dd { (count((load.of(Cause::QueueFull) + load.of(Cause::BuffersFull)) as i64, "request")) " since the start" }
+            dt { "Rejected (no room)" } dd { (count((load.count_of(LoadEvent::QueueFull) + load.count_of(LoadEvent::BuffersFull)) as i64, "request")) " since the start" }
             @if let Some(searches) = searches(console) { dt { "Search" } dd { (searches) } }
         }
         h2 { "The ledger" }
@@ -192,7 +192,7 @@ fn gateways(console: &Console) -> Result<Markup, StoreError> {
 
 /// A table of the keys whose requests run or wait; nothing if there are none.
 fn queue_by_key(console: &Console) -> Result<Markup, StoreError> {
-    let mut lanes = console.monitoring.load.lanes();
+    let mut lanes = console.monitoring.listener.lanes();
     if lanes.is_empty() {
         return Ok(html! {});
     }
@@ -224,6 +224,10 @@ fn queue_by_key(console: &Console) -> Result<Markup, StoreError> {
     })
 }
 
-fn occupancy(Occupancy { now, most }: Occupancy) -> String {
-    format!("{} of {}", grouped(now as i64), grouped(most as i64))
+fn gauge(gauge: Gauge) -> String {
+    format!(
+        "{} of {}",
+        grouped(gauge.now as i64),
+        grouped(gauge.limit as i64)
+    )
 }

@@ -1,5 +1,5 @@
-//! A budget for log lines about requests without a valid key: otherwise a stranger could fill the disk. Requests beyond it
-//! are counted for a summary.
+//! A rate limit on log lines about requests without a valid key: otherwise any client could fill the
+//! disk. Requests beyond it are counted for a summary.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -7,17 +7,16 @@ use std::time::{Duration, Instant};
 
 use crate::error::FailureCause;
 use crate::network::ClientNetwork;
+use crate::rate_limiter::RateLimiter;
 
-/// The lines that are allowed at once, and the time after which one more is.
+/// The lines that are allowed at once.
 const BURST: u32 = 20;
-const INTERVAL: Duration = Duration::from_secs(1);
 
 /// The most clients that are counted at once.
 const CLIENTS: usize = 256;
 
-pub(super) struct StrangerBudget {
-    /// When the whole burst is available again.
-    full_at: Option<Instant>,
+pub(super) struct RefusalLines {
+    lines: RateLimiter,
     /// When the first refusal was counted.
     since: Option<Instant>,
     /// The refusals without a line.
@@ -25,10 +24,10 @@ pub(super) struct StrangerBudget {
     clients: BTreeMap<Option<ClientNetwork>, u64>,
 }
 
-impl StrangerBudget {
+impl RefusalLines {
     pub const fn new() -> Self {
         Self {
-            full_at: None,
+            lines: RateLimiter::new(BURST, Duration::from_secs(1)),
             since: None,
             causes: BTreeMap::new(),
             clients: BTreeMap::new(),
@@ -42,9 +41,7 @@ impl StrangerBudget {
         client: Option<ClientNetwork>,
         now: Instant,
     ) -> bool {
-        let full_at = self.full_at.map_or(now, |full_at| full_at.max(now)) + INTERVAL;
-        if full_at <= now + BURST * INTERVAL {
-            self.full_at = Some(full_at);
+        if self.lines.allow(now) {
             return true;
         }
         self.since.get_or_insert(now);
@@ -99,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_burst_and_then_one_line_per_second() {
-        let (mut budget, start) = (StrangerBudget::new(), Instant::now());
+        let (mut budget, start) = (RefusalLines::new(), Instant::now());
         let mut lines = |second: u64| {
             let now = start + Duration::from_secs(second);
             (0..100)
@@ -116,7 +113,7 @@ mod tests {
 
     #[test]
     fn the_rest_is_summed_up() {
-        let (mut budget, start) = (StrangerBudget::new(), Instant::now());
+        let (mut budget, start) = (RefusalLines::new(), Instant::now());
         assert!((0..20).all(|_| budget.allow(FailureCause::Host, address(9), start)));
         assert_eq!(budget.sum_up(start), None, "each had its line");
         for number in 0..30 {
@@ -139,7 +136,7 @@ mod tests {
 
     #[test]
     fn many_addresses_do_not_hide_the_largest_or_fill_the_memory() {
-        let (mut budget, start) = (StrangerBudget::new(), Instant::now());
+        let (mut budget, start) = (RefusalLines::new(), Instant::now());
         assert!((0..BURST).all(|_| budget.allow(FailureCause::Host, None, start)));
         for number in 0..100_000_u32 {
             let client = if number % 100 == 0 {
