@@ -25,7 +25,7 @@ use crate::metrics::Metrics;
 use crate::pipeline::Pipeline;
 use crate::runtime::Runtimes;
 use crate::store::{Access, Actor, Database, LockError, ServeLock, Store, StoreError};
-use crate::supervisor::{Notify, Supervisor, Watched};
+use crate::supervisor::{Notify, Supervisor, Monitored};
 use crate::text::count;
 use crate::when;
 
@@ -133,7 +133,7 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
         replaced,
     );
     let metrics = Arc::new(Metrics::default());
-    let supervisor = Supervisor::start(Watched {
+    let supervisor = Supervisor::start(Monitored {
         notify,
         store: Arc::clone(&store),
         longest_work: longest_work(&config.runtime, &config.search),

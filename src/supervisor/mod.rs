@@ -24,8 +24,8 @@ use crate::store::Store;
 /// The pause between two updates of the status text.
 const STATUS_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The parts that the supervisor watches, and its callbacks.
-pub struct Watched {
+/// The parts that the supervisor monitors, and its callbacks.
+pub struct Monitored {
     pub notify: Option<Notify>,
     pub pulse: Arc<Pulse>,
     pub store: Arc<Store>,
@@ -53,17 +53,17 @@ struct Signals {
 }
 
 impl Supervisor {
-    pub fn start(watched: Watched) -> io::Result<Self> {
+    pub fn start(monitored: Monitored) -> io::Result<Self> {
         let (wake, waker) = UnixStream::pair()?;
         let requested = Arc::new(Signals::default());
         let now = Instant::now();
         let state = SupervisorThread {
-            feed_time: watched
+            feed_time: monitored
                 .notify
                 .as_ref()
                 .and_then(|notify| notify.watchdog)
                 .map(|time| time / 2),
-            watched,
+            monitored,
             wake,
             requested: Arc::clone(&requested),
             next_status: now + STATUS_INTERVAL,
@@ -119,7 +119,7 @@ impl Drop for Supervisor {
 
 /// The thread's own state.
 struct SupervisorThread {
-    watched: Watched,
+    monitored: Monitored,
     requested: Arc<Signals>,
     /// Receives a byte with every request.
     wake: UnixStream,
@@ -140,11 +140,11 @@ impl SupervisorThread {
                 self.send("READY=1");
             }
             if self.requested.reload.swap(false, Ordering::AcqRel) {
-                self.watched
+                self.monitored
                     .notify
                     .as_ref()
                     .inspect(|notify| notify.reloading());
-                (self.watched.reload)();
+                (self.monitored.reload)();
                 self.send("READY=1");
             }
             if self.requested.stop.swap(false, Ordering::AcqRel) {
@@ -160,7 +160,7 @@ impl SupervisorThread {
             }
             if now >= self.next_status {
                 self.next_status = now + STATUS_INTERVAL;
-                let status = (self.watched.status)();
+                let status = (self.monitored.status)();
                 if status != self.status {
                     self.send(&format!("STATUS={status}"));
                     self.status = status;
@@ -172,7 +172,7 @@ impl SupervisorThread {
 
     /// Waits for a request, or until the status or the watchdog is due.
     fn wait(&mut self) {
-        let status = self.watched.notify.as_ref().map(|_| self.next_status);
+        let status = self.monitored.notify.as_ref().map(|_| self.next_status);
         let feed = self.feed_time.map(|_| self.next_feed);
         let due = [status, feed].into_iter().flatten().min();
         // Zero would mean no timeout.
@@ -200,18 +200,18 @@ impl SupervisorThread {
             }
             self.trouble = trouble;
         }
-        if let Err(error) = self.watched.pulse.ask() {
+        if let Err(error) = self.monitored.pulse.ask() {
             log::error!("could not wake the listener: {error}");
         }
     }
 
     fn trouble(&self) -> Option<&'static str> {
-        let Watched {
+        let Monitored {
             pulse,
             store,
             longest_work,
             ..
-        } = &self.watched;
+        } = &self.monitored;
         if !pulse.loop_answered() {
             Some("the event loop does not answer")
         } else if pulse.workers_stuck(*longest_work) {
@@ -224,7 +224,7 @@ impl SupervisorThread {
     }
 
     fn send(&self, lines: &str) {
-        if let Some(notify) = &self.watched.notify {
+        if let Some(notify) = &self.monitored.notify {
             notify.send(lines);
         }
     }

@@ -18,7 +18,7 @@ use adriaticum::listener::{
     Admission, Lane, Limits, PendingRequest, RequestIdentity, RunningCall, Service,
 };
 use adriaticum::store::{Access, Database, Store};
-use adriaticum::supervisor::{Notify, Supervisor, Watched};
+use adriaticum::supervisor::{Notify, Supervisor, Monitored};
 use rustix::process::Signal;
 
 use crate::support::{
@@ -273,7 +273,7 @@ fn the_watchdog_is_not_fed_for_a_loop_or_workers_that_are_stuck() {
     });
     let mut stopper = listener.stopper().expect("a stopper");
     let time = Duration::from_millis(40);
-    let supervisor = Supervisor::start(Watched {
+    let supervisor = Supervisor::start(Monitored {
         notify: Some(Notify::new(folder.path("notify").as_os_str(), Some(time)).expect("a socket")),
         pulse: Arc::clone(&listener.pulse),
         store: Arc::new(
