@@ -32,6 +32,7 @@ pub mod listener;
 pub mod api;
 mod console;
 mod dispatch;
+mod grounding;
 mod pipeline;
 
 pub mod client;

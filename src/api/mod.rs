@@ -1,6 +1,5 @@
 //! The steps that a request goes through. They do not know each other: only the pipeline knows the order.
 
-pub mod grounding;
 pub mod inference;
 pub mod key;
 pub mod refusals;

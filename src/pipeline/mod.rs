@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use self::record::Record;
-use crate::api::grounding::Grounding;
 use crate::api::refusals::Refusals;
 use crate::api::{inference, key, reply, steps, validation};
 use crate::config::Compatibility;
 use crate::error::{Failure, FailureCause};
+use crate::grounding::Grounding;
 use crate::http::{Request, RequestHead, Response};
 use crate::listener::{Lane, PendingRequest, RunningCall};
 use crate::metrics::Metrics;

@@ -18,7 +18,7 @@ use adriaticum::listener::{
     Admission, Lane, Limits, PendingRequest, RequestIdentity, RunningCall, Service,
 };
 use adriaticum::store::{Access, Database, Store};
-use adriaticum::supervisor::{Notify, Supervisor, Monitored};
+use adriaticum::supervisor::{Monitored, Notify, Supervisor};
 use rustix::process::Signal;
 
 use crate::support::{

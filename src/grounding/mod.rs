@@ -2,13 +2,13 @@
 //! answer: the model would make one up.
 
 mod decision;
-mod quoted;
+mod quotation;
 
 use std::time::Instant;
 
 use regex_lite::Regex;
 
-pub use quoted::Quoted;
+pub use quotation::Quotation;
 
 use self::decision::SearchDecision;
 use crate::config::{GroundingMode, SearchConfig};
@@ -47,7 +47,7 @@ impl Grounding {
         chat: &mut Chat,
         spent: &mut Spent,
         searched: &mut Option<Searched>,
-    ) -> Result<Option<Quoted>, Failure> {
+    ) -> Result<Option<Quotation>, Failure> {
         let Some((reason, words)) = self.need(runtimes, chat, spent)? else {
             return Ok(None);
         };
@@ -59,7 +59,7 @@ impl Grounding {
             time_ms: milliseconds(asked.elapsed()),
         });
         match found {
-            Ok(passages) => Ok(Some(Quoted::put(passages, chat))),
+            Ok(passages) => Ok(Some(Quotation::put(passages, chat))),
             Err(error) => Err(Failure {
                 details: Some(format!("search: {error}")),
                 no_retry: true,
