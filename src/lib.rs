@@ -45,7 +45,7 @@ mod checks;
 mod metrics;
 pub mod supervisor;
 
-mod der;
+mod certificates;
 pub mod error;
 mod files;
 pub mod id;

@@ -16,7 +16,7 @@ use ureq::unversioned::transport::{ConnectionDetails, NextTimeout};
 
 use super::cancellation;
 use super::outbound::{OutboundConnection, OutboundStream};
-use super::roots;
+use crate::certificates::load_system_roots;
 use crate::timed_stream::TimedStream;
 
 /// Finds no address. `ureq` asks its resolver for every call, on a thread of its own if there is a timeout; a call on a
@@ -47,7 +47,7 @@ impl Connector {
 
     fn tls(&self) -> Arc<ClientConfig> {
         let make = || {
-            let roots = self.roots.clone().unwrap_or_else(roots::load_system_roots);
+            let roots = self.roots.clone().unwrap_or_else(load_system_roots);
             let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
                 .with_safe_default_protocol_versions()
                 .expect("the provider should support the default versions")

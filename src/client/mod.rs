@@ -6,7 +6,6 @@
 mod cancellation;
 mod connector;
 mod outbound;
-pub mod roots;
 
 use std::fmt;
 use std::io::{self, Read};
