@@ -12,7 +12,7 @@ use signal_hook::{flag, low_level::pipe};
 use super::process_limits::{connections_that_fit, ensure_threads};
 use super::sockets::{format_address, sockets};
 use super::{CliError, failed, open_with};
-use crate::api::refusals::Refusals;
+use crate::api::ledger::Refusals;
 use crate::background::{self, Background, Readiness};
 use crate::checks;
 use crate::config::{Config, GroundingMode, RuntimeConfig, SearchConfig, TlsFiles};

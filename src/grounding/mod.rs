@@ -1,5 +1,5 @@
-//! Decides whether an answer has to be grounded, and asks Search. If Search is needed and unavailable, there is no
-//! answer: the model would make one up.
+//! Decides whether an answer has to be grounded, and asks Search. If Search is needed and
+//! unavailable, there is no answer: the model would make one up.
 
 mod decision;
 mod quotation;
@@ -10,15 +10,13 @@ use regex_lite::Regex;
 
 pub use quotation::Quotation;
 
-use self::decision::SearchDecision;
 use crate::config::{GroundingMode, SearchConfig};
 use crate::error::{ApiError, Failure};
-use crate::runtime::{Chat, Role, Runtimes, Spent};
+use crate::runtime::{Chat, RequestCost, Role, Runtimes};
 use crate::search::{self, Search};
-use crate::store::Searched;
+use crate::store::LedgerRow;
 use crate::when::milliseconds;
 
-/// Everything that grounding uses. There is none if grounding is off.
 pub struct Grounding {
     search: Box<dyn Search>,
     mode: GroundingMode,
@@ -26,6 +24,7 @@ pub struct Grounding {
 }
 
 impl Grounding {
+    /// Returns `None` if no answer is grounded.
     pub fn new(config: &SearchConfig, workers: usize, worker_share: usize) -> Option<Self> {
         if config.grounding == GroundingMode::Off {
             return None;
@@ -38,66 +37,57 @@ impl Grounding {
         })
     }
 
-    /// Asks Search if the conversation needs it, and adds the passages to the conversation. `searched` gets the figures
-    /// for the ledger, after a failure too.
+    /// Asks Search if the conversation needs it, and adds the passages to the conversation. The row
+    /// gets the figures of the search, even if it fails.
     pub fn ground(
         &self,
-        key_id: &str,
         runtimes: &Runtimes,
         chat: &mut Chat,
-        spent: &mut Spent,
-        searched: &mut Option<Searched>,
+        cost: &mut RequestCost,
+        row: &mut LedgerRow,
     ) -> Result<Option<Quotation>, Failure> {
-        let Some((reason, words)) = self.need(runtimes, chat, spent)? else {
+        let Some((reason, query)) = self.query(runtimes, chat, cost)? else {
             return Ok(None);
         };
-        let asked = Instant::now();
-        let found = self.search.find(&words, key_id, &spent.cancellation);
-        *searched = Some(Searched {
-            reason,
-            results: found.as_ref().ok().map(|passages| passages.len() as i64),
-            time_ms: milliseconds(asked.elapsed()),
-        });
-        match found {
-            Ok(passages) => Ok(Some(Quotation::put(passages, chat))),
-            Err(error) => Err(Failure {
-                details: Some(format!("search: {error}")),
-                no_retry: true,
-                ..Failure::new(
-                    ApiError::SearchUnavailable,
-                    error.cause,
-                    "This answer needs Search, which is unavailable. Try again later.",
-                )
-            }),
-        }
+        let started = Instant::now();
+        let found = self.search.find(&query, &row.key_id, &cost.cancellation);
+        row.search_ms = Some(milliseconds(started.elapsed()));
+        row.search_reason = Some(reason.to_owned());
+        let passages = found.map_err(|error| Failure {
+            details: Some(format!("search: {error}")),
+            no_retry: true,
+            ..Failure::new(
+                ApiError::SearchUnavailable,
+                error.cause,
+                "This answer needs Search, which is unavailable. Try again later.",
+            )
+        })?;
+        row.search_results = Some(passages.len() as i64);
+        Ok(Some(Quotation::insert(passages, chat)))
     }
 
-    /// Returns why Search is needed, in the ledger's words, and the query, or `None` if it is not needed.
-    fn need(
+    /// Returns why Search is needed, in the ledger's words, and the query. Returns `None` if it is
+    /// not needed.
+    fn query(
         &self,
         runtimes: &Runtimes,
         chat: &Chat,
-        spent: &mut Spent,
+        cost: &mut RequestCost,
     ) -> Result<Option<(&'static str, String)>, Failure> {
-        let Some(asked) = chat
-            .messages
-            .iter()
-            .rfind(|message| message.role == Role::User)
-        else {
+        let mut messages = chat.messages.iter();
+        let Some(question) = messages.rfind(|message| message.role == Role::User) else {
             return Ok(None);
         };
-        let words = asked.content.to_string();
+        let text = question.content.to_string();
         Ok(match self.mode {
-            GroundingMode::Always => Some(("always", words)),
-            _ if self.patterns.iter().any(|pattern| pattern.is_match(&words)) => {
-                Some(("match", words))
+            GroundingMode::Always => Some(("always", text)),
+            _ if self.patterns.iter().any(|pattern| pattern.is_match(&text)) => {
+                Some(("match", text))
             }
             GroundingMode::Off | GroundingMode::Match => None,
-            GroundingMode::Auto => match decision::ask(runtimes, chat, spent)? {
-                SearchDecision::NotNeeded => None,
-                SearchDecision::Query(query) => Some(("model", query)),
-                SearchDecision::OwnWords => Some(("model", words)),
-            },
+            GroundingMode::Auto => {
+                decision::ask(runtimes, chat, text, cost)?.map(|query| ("model", query))
+            }
         })
     }
 }

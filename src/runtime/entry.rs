@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use ureq::http::Uri;
 
-use super::{Generated, RuntimeError};
+use super::chat::Generated;
+use super::error::RuntimeError;
 use crate::client::CallError;
 use crate::mutex::lock;
 use crate::when;

@@ -7,7 +7,8 @@ use serde::de::{IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
-use super::{ChatMessage, Generated, RuntimeError};
+use super::chat::{ChatMessage, Generated};
+use super::error::RuntimeError;
 use crate::store::Tokens;
 
 /// The largest plausible token figure: a larger one was not measured, and sums of these can't overflow.
