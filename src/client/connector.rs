@@ -3,7 +3,7 @@
 use std::io;
 use std::net::ToSocketAddrs;
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustls::crypto::ring;
 use rustls::pki_types::ServerName;
@@ -18,6 +18,9 @@ use super::cancellation;
 use super::outbound::{OutboundConnection, OutboundStream};
 use crate::certificates::load_system_roots;
 use crate::timed_stream::TimedStream;
+
+/// The time to connect, TLS handshake included: a host that is down may not refuse.
+pub(super) const CONNECT_TIME: Duration = Duration::from_secs(3);
 
 /// Finds no address. `ureq` asks its resolver for every call, on a thread of its own if there is a timeout; a call on a
 /// kept connection needs no address, and the connector looks up the name of a new one.
@@ -59,7 +62,7 @@ impl Connector {
     }
 
     fn open(&self, details: &ConnectionDetails) -> io::Result<OutboundConnection> {
-        let deadline = Instant::now() + (*details.timeout.after).min(super::CONNECT_TIME);
+        let deadline = Instant::now() + (*details.timeout.after).min(CONNECT_TIME);
         // The C library's own settings bound the time of a look-up; an address needs none.
         let addresses = host_and_port(details.uri).to_socket_addrs()?;
         let mut stream = TimedStream::connect(addresses, deadline)?;

@@ -17,12 +17,9 @@ use ureq::{Agent, Error};
 
 pub use self::cancellation::Cancellation;
 
-use self::connector::{Connector, ResolveLater};
+use self::connector::{CONNECT_TIME, Connector, ResolveLater};
 use crate::error::FailureCause;
 use crate::http::MAX_HEAD;
-
-/// The time to connect, TLS handshake included: a host that is down may not refuse.
-const CONNECT_TIME: Duration = Duration::from_secs(3);
 
 /// The time a connection is kept without use. The servers in use close theirs after 5 seconds, and a request
 /// sent into a closing connection is lost.

@@ -3,7 +3,9 @@
 use std::mem;
 
 use super::body::{Body, BodyProgress};
-use super::{ClientInfo, MAX_HEAD, Malformed, Request, RequestHead, head};
+use super::head::{self, RequestHead};
+use super::request::{ClientInfo, Request};
+use super::syntax::{MAX_HEAD, Malformed};
 
 /// Empty lines that may come before a request (RFC 9112, 2.2).
 const MAX_EMPTY_LINES: u8 = 2;
