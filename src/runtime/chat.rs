@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::store::Tokens;
 
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub struct Chat<'a> {
     pub messages: Vec<ChatMessage<'a>>,
     pub temperature: f64,

@@ -90,10 +90,7 @@ impl Runtimes {
                 .map(|url| RuntimeEntry::new(url))
                 .collect(),
             model: config.model.clone(),
-            authorization: config
-                .api_key
-                .as_ref()
-                .map(|key| format!("Bearer {}", key.expose())),
+            authorization: probe::authorization(config),
             timeout: config.timeout,
             answer_limit: worker_share.clamp(ANSWER_LIMITS.0, ANSWER_LIMITS.1) as u64,
         })
@@ -146,9 +143,7 @@ impl Runtimes {
     fn body(&self, chat: &Chat, response_format: Option<&serde_json::Value>) -> Vec<u8> {
         let request = CompletionRequest {
             model: &self.model,
-            messages: &chat.messages,
-            temperature: chat.temperature,
-            max_tokens: chat.max_tokens,
+            chat,
             stream: false,
             response_format,
         };

@@ -7,7 +7,7 @@ use serde::de::{IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
-use super::chat::{ChatMessage, Generated};
+use super::chat::{Chat, Generated};
 use super::error::RuntimeError;
 use crate::store::Tokens;
 
@@ -24,9 +24,8 @@ const PHRASES: [&str; 2] = ["maximum context length", "available context size"];
 #[derive(Serialize)]
 pub(super) struct CompletionRequest<'a> {
     pub model: &'a str,
-    pub messages: &'a [ChatMessage<'a>],
-    pub temperature: f64,
-    pub max_tokens: u16,
+    #[serde(flatten)]
+    pub chat: &'a Chat<'a>,
     pub stream: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub response_format: Option<&'a serde_json::Value>,
@@ -224,7 +223,7 @@ mod tests {
     use std::borrow::Cow;
 
     use super::*;
-    use crate::runtime::Role;
+    use crate::runtime::{ChatMessage, Role};
 
     #[test]
     fn the_json_of_a_request_has_no_spare_room() {
@@ -237,12 +236,14 @@ mod tests {
             .iter()
             .map(|content| message(content.as_str()))
             .collect();
-        let messages = messages.as_slice();
-        let request = CompletionRequest {
-            model: "m",
+        let chat = Chat {
             messages,
             temperature: 0.5,
             max_tokens: 9,
+        };
+        let request = CompletionRequest {
+            model: "m",
+            chat: &chat,
             stream: false,
             response_format: None,
         };
