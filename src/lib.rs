@@ -7,8 +7,8 @@
 //!   `http` parses and encodes.
 //! - `dispatch` reads the head of a request and decides: answer at once, API or console. `console` serves the operator.
 //! - `pipeline` takes a request through the steps of `api`, in the order of error precedence.
-//! - `search` finds the passages that ground an answer, `runtime` calls the inference runtime, both through
-//!   `client`; `store` keeps the keys and the ledger.
+//! - `grounding` decides whether an answer needs facts and quotes the passages that `search` finds,
+//!   `runtime` calls the inference runtime, both through `client`; `store` keeps the keys and the ledger.
 //! - `background` makes test writes, probes failed runtimes, removes old rows and keeps the heartbeat of a gateway.
 //! - `metrics` counts requests and their outcomes.
 //! - `supervisor` reports to systemd (readiness, reloads, stops, the watchdog) and reloads the configuration.

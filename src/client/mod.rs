@@ -116,7 +116,7 @@ impl HttpClient {
         }
         let _call = cancellation::begin_call(call.cancellation.clone());
         let began = Instant::now();
-        self.make(call).map_err(|error| match error {
+        self.send(call).map_err(|error| match error {
             _ if call.cancellation.is_cancelled() => CallError::Cancelled,
             Error::Timeout(_) => CallError::TimedOut(began.elapsed()),
             Error::BodyExceedsLimit(_) => CallError::TooLarge,
@@ -130,7 +130,7 @@ impl HttpClient {
         })
     }
 
-    fn make(&self, call: &Call) -> Result<Response<Vec<u8>>, Error> {
+    fn send(&self, call: &Call) -> Result<Response<Vec<u8>>, Error> {
         let answer = match call.body {
             Some(body) => {
                 let request = self

@@ -1,4 +1,4 @@
-//! A configured runtime: whether it is well or has failed, its running calls, and its last answers.
+//! A configured runtime: its health, its running calls, and its last answers.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -37,7 +37,7 @@ pub(super) struct RuntimeEntry {
 
 #[derive(Default)]
 struct RuntimeState {
-    /// `None` if it is well.
+    /// `None` if it is healthy.
     failed_since: Option<Instant>,
     failures: u64,
     /// The calls that have failed since its last answer, and the probes since the last that succeeded.
@@ -60,7 +60,7 @@ struct RuntimeState {
 pub struct RuntimeStatus {
     pub url: String,
     pub running: usize,
-    /// When it failed, in Unix seconds; `None` if it is well.
+    /// When it failed, in Unix seconds; `None` if it is healthy.
     pub failed_since: Option<i64>,
     /// Several calls or probes in a row have failed.
     pub is_failing: bool,
@@ -87,7 +87,7 @@ impl RuntimeEntry {
         }
     }
 
-    /// The place of a runtime among the others: well ones come first, and among these the least busy.
+    /// The sort key: healthy runtimes come first, and among these the least busy.
     pub fn rank(&self) -> (bool, usize) {
         (
             lock(&self.state).failed_since.is_some(),
@@ -287,7 +287,7 @@ mod tests {
     #[test]
     fn a_probe_counts_unless_a_call_has_failed_since() {
         let entry = RuntimeEntry::new("http://a/v1");
-        assert_eq!(entry.probe_due(), None, "a well runtime is not probed");
+        assert_eq!(entry.probe_due(), None, "a healthy runtime is not probed");
         entry.note(Instant::now(), &Err(RuntimeError::Status(503)));
         assert_eq!(entry.probe_due(), Some(1));
         entry.note(Instant::now(), &Err(RuntimeError::Status(503)));

@@ -29,18 +29,19 @@ use crate::store::Tokens;
 /// are in memory together: with 4 MiB as the greatest limit, 16 answers took 237 MiB at their peak, with 1 MiB they take 75.
 const ANSWER_LIMITS: (usize, usize) = (128 * 1024, 1024 * 1024);
 
-/// The cost of the runtime calls of one request so far. They share `runtime.timeout`, and are cancelled together.
+/// The cost of the runtime calls of one request. They share `runtime.timeout`, and are cancelled
+/// together.
 #[derive(Debug, Default)]
 pub struct RequestCost {
     /// `None` if no call was made.
     pub time: Option<Duration>,
-    /// The sums of what was measured; `None` if no call cost anything.
+    /// The sums of all measurements; `None` if no call cost anything.
     pub tokens: Option<Tokens>,
     pub cancellation: Cancellation,
 }
 
 impl RequestCost {
-    /// Makes a call that ends when the request's time for the runtime does, and adds its time and tokens.
+    /// Makes a call that ends with the request's time for the runtime, and adds its time and tokens.
     fn measure(
         &mut self,
         timeout: Duration,
@@ -96,8 +97,8 @@ impl Runtimes {
         })
     }
 
-    /// Runs a completion on the well runtime with the fewest running calls that takes it, within what is left of the
-    /// request's time, and adds its cost to `cost`. `response_format` is OpenAI's: the form of the text.
+    /// Runs a completion on the least busy healthy runtime that accepts it, within the rest of the
+    /// request's time, and adds its cost. `response_format` is OpenAI's: the form of the text.
     pub fn complete(
         &self,
         chat: &Chat,
@@ -106,7 +107,7 @@ impl Runtimes {
     ) -> CallResult {
         let body = self.body(chat, response_format);
         cost.measure(self.timeout, |deadline, cancellation| {
-            self.ask_in_order(&body, deadline, cancellation)
+            self.ask_by_rank(&body, deadline, cancellation)
         })
     }
 
@@ -150,14 +151,14 @@ impl Runtimes {
         request.to_json()
     }
 
-    fn ask_in_order(
+    fn ask_by_rank(
         &self,
         body: &[u8],
         deadline: Instant,
         cancellation: &Cancellation,
     ) -> CallResult {
         let mut refusal = None;
-        for member in self.in_order() {
+        for member in self.by_rank() {
             let sent = Instant::now();
             // A runtime without time for an answer would only be noted as failed.
             if refusal.is_some() && sent >= deadline {
@@ -172,12 +173,13 @@ impl Runtimes {
                 result => return result.map_err(|error| (member.url.clone(), error)),
             }
         }
-        // That of the runtime that was most likely to work is news; the others may have failed long ago, and the log says so.
+        // The first runtime was the most likely to work; the others may have failed long ago, and the
+        // log says so.
         Err(refusal.expect("there should be at least one runtime"))
     }
 
-    /// Well runtimes first, and among these the one with the fewest running calls first; of equals, the one configured first.
-    fn in_order(&self) -> Vec<&RuntimeEntry> {
+    /// Healthy runtimes first, and among these the least busy. Ties: the order of the configuration.
+    fn by_rank(&self) -> Vec<&RuntimeEntry> {
         let mut members: Vec<&RuntimeEntry> = self.members.iter().collect();
         members.sort_by_cached_key(|member| member.rank());
         members
@@ -257,7 +259,7 @@ mod tests {
         let runtimes = Runtimes::new(&config, 1, 0).expect("there are three");
         let order = || -> String {
             runtimes
-                .in_order()
+                .by_rank()
                 .iter()
                 .map(|member| &member.url[7..8])
                 .collect()

@@ -17,7 +17,7 @@ const MAX_FIGURE: u32 = 1_000_000_000;
 /// The longest finish reason that is passed on, in characters.
 const MAX_REASON: usize = 64;
 
-/// Phrases with which runtimes without an error code refuse a prompt that is too long.
+/// Phrases of runtimes that have no error code for a prompt that is too long.
 const PHRASES: [&str; 2] = ["maximum context length", "available context size"];
 
 /// The request to a runtime: only members that the service knows.
@@ -197,7 +197,9 @@ fn recognized_refusal(status: u16, bytes: &[u8]) -> Option<RuntimeError> {
     let figures = number(refusal.n_prompt_tokens).zip(number(refusal.n_ctx));
     let is_unknown_model = || {
         is(refusal.code, r#""model_not_found""#)
-            || refusal.message.is_some_and(|raw| names_no_model(raw.get()))
+            || refusal
+                .message
+                .is_some_and(|raw| says_unknown_model(raw.get()))
     };
     match status {
         _ if is_exceeded => Some(RuntimeError::ContextExceeded(figures)),
@@ -206,9 +208,9 @@ fn recognized_refusal(status: u16, bytes: &[u8]) -> Option<RuntimeError> {
     }
 }
 
-/// True for `"model 'x' not found"` and `"The model x does not exist."`. Only the beginning of a message is the runtime's own: the
-/// rest may repeat the prompt.
-fn names_no_model(message: &str) -> bool {
+/// Returns true for `"model 'x' not found"` and `"The model x does not exist."`. Only the beginning of
+/// a message is the runtime's own: the rest may repeat the prompt.
+fn says_unknown_model(message: &str) -> bool {
     let message = message.to_ascii_lowercase();
     let text = message.trim_start_matches('"');
     let is_about_model = text
