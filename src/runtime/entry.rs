@@ -97,14 +97,14 @@ impl RuntimeEntry {
 
     /// Counts a call as running until the result is dropped.
     pub fn begin_call(&self) -> impl Drop {
-        struct RunningCall<'a>(&'a AtomicUsize);
-        impl Drop for RunningCall<'_> {
+        struct CallGuard<'a>(&'a AtomicUsize);
+        impl Drop for CallGuard<'_> {
             fn drop(&mut self) {
                 self.0.fetch_sub(1, Ordering::Relaxed);
             }
         }
         self.running.fetch_add(1, Ordering::Relaxed);
-        RunningCall(&self.running)
+        CallGuard(&self.running)
     }
 
     /// Notes the result of a call. A prompt that is too long, or a client that has gone, says nothing about the runtime. Nor does
