@@ -8,8 +8,8 @@
 //! - `pipeline` reads the head of a request and decides: answer at once, API or console. It takes a
 //!   request through the steps of `api`, in the order of error precedence. `console` serves the
 //!   operator.
-//! - `search` finds the passages that ground an answer, `runtime` calls the inference runtime, both through
-//!   `client`; `store` keeps the keys and the ledger.
+//! - `grounding` decides whether an answer needs facts and quotes the passages that `search` finds,
+//!   `runtime` calls the inference runtime, both through `client`; `store` keeps the keys and the ledger.
 //! - `background` makes test writes, probes failed runtimes, removes old rows and keeps the heartbeat of a gateway.
 //! - `metrics` counts requests and their outcomes; `monitoring` serves them, and answers health probes.
 //! - `supervisor` reports to systemd (readiness, reloads, stops, the watchdog) and reloads the configuration.
@@ -32,6 +32,7 @@ pub mod listener;
 
 pub mod api;
 mod console;
+mod grounding;
 mod pipeline;
 
 pub mod client;
@@ -45,7 +46,7 @@ mod metrics;
 mod monitoring;
 pub mod supervisor;
 
-mod der;
+mod certificates;
 pub mod error;
 mod files;
 pub mod id;

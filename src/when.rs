@@ -15,11 +15,8 @@ const SECOND: &[BorrowedFormatItem<'_>] =
 const OFFSET: &[BorrowedFormatItem<'_>] =
     format_description!("[offset_hour sign:mandatory]:[offset_minute]");
 
-/// Times of a day, with and without seconds.
-const CLOCK: [&[BorrowedFormatItem<'_>]; 2] = [
-    format_description!("[hour]:[minute]"),
-    format_description!("[hour]:[minute]:[second]"),
-];
+const CLOCK: &[BorrowedFormatItem<'_>] =
+    format_description!(version = 2, "[hour]:[minute][optional [:[second]]]");
 
 pub const HOUR: i64 = 3_600;
 pub const DAY: i64 = 24 * HOUR;
@@ -192,7 +189,7 @@ fn clock(text: &str) -> Option<(i64, i64)> {
         Some(at) => (&text[..at], UtcOffset::parse(&text[at..], OFFSET).ok()?),
         None => (text.as_str(), UtcOffset::UTC),
     };
-    let time = CLOCK.iter().find_map(|form| Time::parse(time, form).ok())?;
+    let time = Time::parse(time, CLOCK).ok()?;
     let offset = i64::from(offset.whole_seconds());
     (offset.abs() <= LARGEST_OFFSET).then(|| ((time - Time::MIDNIGHT).whole_seconds(), offset))
 }
@@ -253,18 +250,17 @@ pub fn format_end(time: i64) -> String {
 }
 
 fn minute(time: i64) -> Option<String> {
-    OffsetDateTime::from_unix_timestamp(time)
-        .ok()?
-        .format(MINUTE)
-        .ok()
+    format(time, MINUTE)
 }
 
 /// Formats a time to the second, UTC, in ISO 8601.
 pub fn iso(time: i64) -> Option<String> {
-    OffsetDateTime::from_unix_timestamp(time)
-        .ok()?
-        .format(SECOND)
-        .ok()
+    format(time, SECOND)
+}
+
+fn format(time: i64, form: &[BorrowedFormatItem<'_>]) -> Option<String> {
+    let time = OffsetDateTime::from_unix_timestamp(time).ok()?;
+    time.format(form).ok()
 }
 
 /// Converts a duration to milliseconds, to the microsecond: more is noise.

@@ -18,8 +18,8 @@ use crate::store::{RetentionState, ServeLock, SessionLock, Store, StoreError};
 use crate::text::count;
 use crate::when;
 
-/// The pause between two rounds of the readiness task, and between two heartbeats of a gateway.
-const INTERVAL: Duration = Duration::from_secs(1);
+/// The pause between two heartbeats of a gateway.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The pause between two probes of a failed runtime.
 const PROBE_INTERVAL: Duration = Duration::from_secs(2);
@@ -117,7 +117,7 @@ fn presence(
             }
             result => result.map(|()| true),
         });
-        stop.repeat(INTERVAL, [keep]);
+        stop.repeat(HEARTBEAT_INTERVAL, [keep]);
     })
 }
 

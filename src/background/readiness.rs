@@ -6,10 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::INTERVAL;
 use super::task::{Task, TaskStep};
 use crate::store::{Store, StoreError};
 use crate::when;
+
+/// The pause between two rounds.
+const INTERVAL: Duration = Duration::from_secs(1);
 
 /// The pause between two looks whether this process may still write to the database.
 const LOOK_INTERVAL: Duration = Duration::from_secs(10);

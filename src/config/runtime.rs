@@ -9,7 +9,7 @@ use ureq::http::Uri;
 
 use super::raw_setting::{Problem, RawSetting};
 use super::settings::Settings;
-use crate::client::roots;
+use crate::certificates;
 use crate::files;
 use crate::http::head::split_authority;
 use crate::secret::Secret;
@@ -53,7 +53,7 @@ pub(super) fn read(settings: &mut Settings) -> RuntimeConfig {
 fn ca(written: &RawSetting) -> Result<Option<RootCertStore>, Problem> {
     match written.text()? {
         "" => Ok(None),
-        path => roots::read(Path::new(path))
+        path => certificates::read_roots(Path::new(path))
             .map(Some)
             .map_err(|error| written.refuse_file(&error)),
     }

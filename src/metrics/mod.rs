@@ -5,6 +5,7 @@
 mod exposition;
 mod histogram;
 
+use std::array;
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -14,7 +15,7 @@ use self::histogram::Histogram;
 use crate::error::ApiError;
 use crate::listener::{LoadEvent, Snapshot};
 use crate::runtime::RuntimeStatus;
-use crate::store::{Key, KeyBudget, Searched, Tokens};
+use crate::store::{Key, KeyBudget, LedgerRow};
 
 /// The reasons for asking Search, in the ledger's terms.
 const SEARCH_REASONS: [&str; 3] = ["always", "match", "model"];
@@ -61,13 +62,6 @@ impl Counter {
     }
 }
 
-pub struct Times {
-    pub whole: Duration,
-    pub queue: Duration,
-    pub runtime: Option<Duration>,
-    pub ledger: Option<Duration>,
-}
-
 /// The state of the ledger at a scrape.
 #[derive(Clone, Copy)]
 pub struct LedgerGauges {
@@ -89,55 +83,55 @@ impl Metrics {
         self.completions.get() + self.errors.iter().map(Counter::get).sum::<u64>()
     }
 
-    pub fn answered(&self, outcome: Result<Tokens, ApiError>, times: &Times) {
-        match outcome {
-            Ok(tokens) => {
-                self.completions.add(1);
-                self.prompt_tokens.add(measured(tokens.prompt_tokens));
-                self.completion_tokens
-                    .add(measured(tokens.completion_tokens));
-                self.unmeasured
-                    .add(u64::from(tokens.total_tokens.is_none()));
-                self.completed.observe(times.whole);
-            }
-            Err(error) => {
-                self.refused(error);
-                self.failed.observe(times.whole);
-            }
+    /// Counts a request that a worker has answered. `total` contains the write to the ledger.
+    pub fn count_answer(
+        &self,
+        row: &LedgerRow,
+        error: Option<ApiError>,
+        total: Duration,
+        ledger: Option<Duration>,
+    ) {
+        if let Some(error) = error {
+            self.count_error(error);
+            self.failed.observe(total);
+        } else {
+            self.completions.add(1);
+            self.prompt_tokens.add(measured(row.tokens.prompt_tokens));
+            self.completion_tokens
+                .add(measured(row.tokens.completion_tokens));
+            self.unmeasured
+                .add(u64::from(row.tokens.total_tokens.is_none()));
+            self.completed.observe(total);
         }
-        self.queue.observe(times.queue);
-        times.runtime.inspect(|&time| self.runtime.observe(time));
-        times.ledger.inspect(|&time| self.ledger.observe(time));
+        self.queue.observe_milliseconds(row.queue_ms);
+        self.runtime.observe_milliseconds(row.runtime_ms);
+        ledger.inspect(|&time| self.ledger.observe(time));
     }
 
-    pub fn searched(&self, searched: &Searched) {
-        let finding = match searched.results {
+    /// Counts a search, if the request needed one.
+    pub fn count_search(&self, row: &LedgerRow) {
+        let outcome = match row.search_results {
             Some(1..) => 0,
             Some(_) => 1,
             None => 2,
         };
-        if let Some(reason) = SEARCH_REASONS
-            .iter()
-            .position(|reason| *reason == searched.reason)
-        {
-            self.searches[reason][finding].add(1);
+        let index = |asked| SEARCH_REASONS.iter().position(|reason| *reason == asked);
+        if let Some(reason) = row.search_reason.as_deref().and_then(index) {
+            self.searches[reason][outcome].add(1);
         }
-        self.search
-            .observe(Duration::from_secs_f64(searched.time_ms / 1000.0));
+        self.search.observe_milliseconds(row.search_ms);
     }
 
     /// The number of calls to Search by their outcome, in the order of `SEARCH_OUTCOMES`.
     pub fn searches(&self) -> [u64; SEARCH_OUTCOMES.len()] {
-        std::array::from_fn(|finding| {
-            self.searches
-                .iter()
-                .map(|reason| reason[finding].get())
-                .sum()
+        array::from_fn(|outcome| {
+            let counts = self.searches.iter().map(|reason| reason[outcome].get());
+            counts.sum()
         })
     }
 
     /// Counts a request that got no worker and has no times.
-    pub fn refused(&self, error: ApiError) {
+    pub fn count_error(&self, error: ApiError) {
         self.errors[error as usize].add(1);
     }
 
@@ -208,10 +202,10 @@ impl Metrics {
             .with("", self.unmeasured.get());
         let help = "Requests for which Search was asked, by reason and outcome.";
         let searches = text.counter("adriaticum_searches_total", help);
-        for (reason, findings) in SEARCH_REASONS.iter().zip(&self.searches) {
-            for (finding, count) in SEARCH_OUTCOMES.iter().zip(findings) {
+        for (reason, counts) in SEARCH_REASONS.iter().zip(&self.searches) {
+            for (outcome, count) in SEARCH_OUTCOMES.iter().zip(counts) {
                 searches.with(
-                    &format!("reason=\"{reason}\",outcome=\"{finding}\""),
+                    &format!("reason=\"{reason}\",outcome=\"{outcome}\""),
                     count.get(),
                 );
             }
@@ -410,7 +404,7 @@ fn measured(figure: Option<i64>) -> u64 {
 mod tests {
     use super::*;
     use crate::listener::Gauge;
-    use crate::store::{Budget, BudgetPeriod};
+    use crate::store::{Budget, BudgetPeriod, Tokens};
 
     const LEDGER: LedgerGauges = LedgerGauges {
         is_available: true,
@@ -434,14 +428,15 @@ mod tests {
         }
     }
 
-    fn times(milliseconds: u64) -> Times {
-        let whole = Duration::from_millis(milliseconds);
-        Times {
-            whole,
-            queue: Duration::ZERO,
-            runtime: Some(whole),
-            ledger: None,
-        }
+    /// Counts an answer whose time was all the runtime's.
+    fn answer(metrics: &Metrics, tokens: Tokens, error: Option<ApiError>, milliseconds: u64) {
+        let row = LedgerRow {
+            tokens,
+            queue_ms: Some(0.0),
+            runtime_ms: Some(milliseconds as f64),
+            ..LedgerRow::default()
+        };
+        metrics.count_answer(&row, error, Duration::from_millis(milliseconds), None);
     }
 
     #[test]
@@ -452,16 +447,14 @@ mod tests {
             completion_tokens: Some(3),
             total_tokens: Some(14),
         };
-        metrics.answered(Ok(tokens), &times(3));
-        metrics.answered(
-            Ok(Tokens {
-                total_tokens: None,
-                ..tokens
-            }),
-            &times(40),
-        );
-        metrics.answered(Err(ApiError::InferenceError), &times(400_000));
-        metrics.refused(ApiError::ServiceUnavailable);
+        answer(&metrics, tokens, None, 3);
+        let unmeasured = Tokens {
+            total_tokens: None,
+            ..tokens
+        };
+        answer(&metrics, unmeasured, None, 40);
+        answer(&metrics, tokens, Some(ApiError::InferenceError), 400_000);
+        metrics.count_error(ApiError::ServiceUnavailable);
         metrics.ledger_errors.add(1);
         metrics.head_refused.add(6);
         metrics.unrecorded.add(1);

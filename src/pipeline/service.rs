@@ -7,9 +7,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::record::Record;
-use super::{Pipeline, catch_panic, respond};
-use crate::api::{key, steps};
+use super::{Pipeline, catch_panic};
+use crate::api::record::Record;
+use crate::api::{key, ledger, reply, size};
 use crate::console::Console;
 use crate::error::{ApiError, Failure};
 use crate::http::head::split_authority;
@@ -49,9 +49,7 @@ impl Service for Pipeline {
     }
 
     fn outage(&self) -> Option<Failure> {
-        self.store
-            .outage()
-            .map(|error| steps::ledger_unavailable(&error))
+        self.store.outage().as_ref().map(ledger::unavailable)
     }
 
     fn identify(&self, pending: &PendingRequest) -> Result<Option<Lane>, Response> {
@@ -60,14 +58,14 @@ impl Service for Pipeline {
             Destination::Console(_) => return Ok(self.console().identify(&pending.request)),
         };
         let look_up = || {
-            steps::check_size(&pending.request)?;
+            size::check_size(&pending.request)?;
             key::authenticate(&digest, &self.store, when::now())
         };
         match catch_panic(look_up) {
             Ok(key) => Ok(Some(lane(key))),
             Err(failure) => {
                 let record = Record::new(pending.request.client.peer, pending.received);
-                Err(self.conclude(&record, &Err(failure)))
+                Err(self.conclude(record, Err(failure)))
             }
         }
     }
@@ -84,9 +82,9 @@ impl Service for Pipeline {
             Destination::Console(_) => return self.console().answer(&pending.request),
         };
         let mut record = Record::new(pending.request.client.peer, pending.received);
-        record.spent.cancellation = pending.cancellation.clone();
-        let result = catch_panic(|| self.complete(&pending.request, &digest, running, &mut record));
-        self.conclude(&record, &result)
+        record.cost.cancellation = pending.cancellation.clone();
+        let result = catch_panic(|| self.complete(pending, &digest, running, &mut record));
+        self.conclude(record, result)
     }
 
     fn refuse(
@@ -98,11 +96,11 @@ impl Service for Pipeline {
         if let Some(Destination::Console(_)) = destination {
             return self.console().refuse();
         }
-        self.metrics.refused(failure.error);
-        let record = Record::new(peer, Instant::now());
-        let result = Err(failure);
-        record.log(&result);
-        respond(&record, &result)
+        self.metrics.count_error(failure.error);
+        let mut record = Record::new(peer, Instant::now());
+        record.set_outcome(Some(&failure));
+        record.log(Some(&failure));
+        reply::error(&record.row.request_id, &failure).with("server-timing", record.server_timing())
     }
 }
 

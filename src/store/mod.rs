@@ -52,7 +52,7 @@ pub use gateways::{CLOCK_SLACK, Gateway};
 use group_commit::GroupCommit;
 pub use grouping::Grouping;
 pub use keys::SecretUse;
-pub use ledger_row::{LedgerRow, Searched, Tokens};
+pub use ledger_row::{LedgerRow, Tokens};
 pub use listing::{Listing, Matching, RowFilter, SEARCHED_ROWS};
 pub use moving::MoveResult;
 pub use restore::{Comparison, KeyDifferences, LedgerExtent, Restoration, RestoreError, restore};

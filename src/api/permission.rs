@@ -1,60 +1,9 @@
-//! The short steps: host, route, size, permission, budget, and the failures of the ledger.
+//! The permission of a key to run completions, and its budget.
 
 use crate::error::{ApiError, Failure, FailureCause};
-use crate::http::body::Framing;
-use crate::http::{MAX_BODY, Request, RequestHead};
-use crate::store::{Budget, KeyBudget, Permission, StoreError};
+use crate::store::{Budget, KeyBudget, Permission};
 use crate::text::grouped;
 use crate::when;
-
-pub fn check_host(head: &RequestHead, api_hosts: &[String]) -> Result<(), Failure> {
-    if api_hosts
-        .iter()
-        .any(|host| host.eq_ignore_ascii_case(head.host()))
-    {
-        return Ok(());
-    }
-    let message = "The API is not served on this host. Check the base address that you were given.";
-    Err(Failure::new(
-        ApiError::NotFound,
-        FailureCause::Host,
-        message,
-    ))
-}
-
-/// Refuses everything but the one operation of the API.
-pub fn check_route(head: &RequestHead) -> Result<(), Failure> {
-    if head.method() == "POST" && head.path() == "/v1/chat/completions" {
-        return Ok(());
-    }
-    let message = "Not found. The API has one operation: POST /v1/chat/completions.";
-    Err(Failure::new(
-        ApiError::NotFound,
-        FailureCause::Route,
-        message,
-    ))
-}
-
-pub fn check_declared_size(head: &RequestHead) -> Result<(), Failure> {
-    let is_too_large = matches!(head.framing, Framing::Length(length) if length > MAX_BODY as u64);
-    if is_too_large {
-        Err(too_large())
-    } else {
-        Ok(())
-    }
-}
-
-/// Returns the body, if it is not too large.
-pub fn check_size(request: &Request) -> Result<&[u8], Failure> {
-    request.body.as_deref().ok_or_else(too_large)
-}
-
-fn too_large() -> Failure {
-    let message = format!(
-        "The request body is larger than {MAX_BODY} bytes. Send fewer or shorter messages."
-    );
-    Failure::new(ApiError::PayloadTooLarge, FailureCause::TooLarge, message)
-}
 
 pub fn check_permission(permissions: &[Permission]) -> Result<(), Failure> {
     if permissions.contains(&Permission::Completions) {
@@ -94,28 +43,6 @@ pub fn check_budget(budget: Option<KeyBudget>, created: i64) -> Result<(), Failu
         no_retry: true,
         ..failure
     })
-}
-
-/// The failure while the ledger is unavailable. The runtime is not called.
-pub fn ledger_unavailable(error: &StoreError) -> Failure {
-    Failure::unavailable(
-        error.cause(),
-        "Usage can't be recorded at the moment, so the request was not run. Try again later.",
-        error.details("ledger, before the call"),
-    )
-}
-
-/// The failure if the row of a completion could not be written, so it is not sent. An automatic retry would only spend
-/// another inference.
-pub fn row_not_written(error: &StoreError) -> Failure {
-    Failure {
-        no_retry: true,
-        ..Failure::unavailable(
-            error.cause(),
-            "The usage of this completion could not be recorded, so it was not sent. Try again later.",
-            error.details("ledger, after the call"),
-        )
-    }
 }
 
 #[cfg(test)]

@@ -1,17 +1,22 @@
-//! Limits the ledger rows for refused requests of a key: a client that sends only invalid requests must not fill the disk.
+//! The row of a request: the failures if it can't be written, and a limit on the rows of refused
+//! requests.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use crate::error::Failure;
 use crate::mutex::lock;
 use crate::rate_limiter::RateLimiter;
+use crate::store::StoreError;
 
 /// The rows of one key's refusals.
 const ROWS: RateLimiter = RateLimiter::new(100, Duration::from_millis(100));
 
 const LINES: RateLimiter = RateLimiter::new(1, Duration::from_secs(60));
 
+/// Limits the rows of a key's refused requests: a client that sends only invalid requests must not
+/// fill the disk.
 #[derive(Default)]
 pub struct Refusals(Mutex<RefusalState>);
 
@@ -53,6 +58,28 @@ impl Refusals {
             state.unlogged = 0;
         }
         false
+    }
+}
+
+/// The failure while the ledger is unavailable. The runtime is not called.
+pub fn unavailable(error: &StoreError) -> Failure {
+    Failure::unavailable(
+        error.cause(),
+        "Usage can't be recorded at the moment, so the request was not run. Try again later.",
+        error.details("ledger, before the call"),
+    )
+}
+
+/// The failure if the row of a completion could not be written, so it is not sent. An automatic retry would only spend
+/// another inference.
+pub fn row_not_written(error: &StoreError) -> Failure {
+    Failure {
+        no_retry: true,
+        ..Failure::unavailable(
+            error.cause(),
+            "The usage of this completion could not be recorded, so it was not sent. Try again later.",
+            error.details("ledger, after the call"),
+        )
     }
 }
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::client::CallError;
 use crate::error::Failure;
-use crate::runtime::{Chat, ChatMessage, Role, RuntimeError, Runtimes, Spent};
+use crate::runtime::{Chat, ChatMessage, RequestCost, Role, RuntimeError, Runtimes};
 use crate::search::cleaning;
 
 /// Enough for a short query in its JSON.
@@ -33,24 +33,21 @@ static RESPONSE_FORMAT: LazyLock<Value> = LazyLock::new(|| {
     }}})
 });
 
-#[derive(Debug, PartialEq)]
-pub enum SearchDecision {
-    NotNeeded,
-    Query(String),
-    /// Search for the user's own words.
-    OwnWords,
-}
-
 #[derive(Deserialize)]
-struct DecisionAnswer {
+struct Decision {
     search: bool,
     #[serde(default)]
     query: String,
 }
 
-/// Asks the model. If its answer can't be read, the user's own words are searched for: without Search, the model would make up
-/// facts.
-pub fn ask(runtimes: &Runtimes, chat: &Chat, spent: &mut Spent) -> Result<SearchDecision, Failure> {
+/// Returns the model's query, or `None` if no search is needed. If the answer can't be read, the
+/// query is the user's own text: without Search, the model would make up facts.
+pub fn ask(
+    runtimes: &Runtimes,
+    chat: &Chat,
+    text: String,
+    cost: &mut RequestCost,
+) -> Result<Option<String>, Failure> {
     let question = Chat {
         messages: vec![
             ChatMessage {
@@ -65,48 +62,46 @@ pub fn ask(runtimes: &Runtimes, chat: &Chat, spent: &mut Spent) -> Result<Search
         temperature: 0.0,
         max_tokens: MAX_TOKENS,
     };
-    match runtimes.complete(&question, Some(&RESPONSE_FORMAT), spent) {
-        Ok(generated) => Ok(read_decision(&generated.content)),
+    match runtimes.complete(&question, Some(&RESPONSE_FORMAT), cost) {
+        Ok(generated) => Ok(read_query(&generated.content, text)),
         // The request's time for the runtime is used up, or the client has gone.
         Err(failure @ (_, RuntimeError::Call(CallError::TimedOut(_) | CallError::Cancelled))) => {
             Err(failure.into())
         }
-        Err(_) => Ok(SearchDecision::OwnWords),
+        Err(_) => Ok(Some(text)),
     }
 }
 
 /// The end of the conversation as one text, so that the model judges it and does not answer it.
 fn transcript(chat: &Chat) -> String {
-    let said: Vec<String> = chat
+    let lines: Vec<String> = chat
         .messages
         .iter()
         .filter_map(|message| {
-            let who = match message.role {
+            let role = match message.role {
                 Role::System => return None,
                 Role::User => "user",
                 Role::Assistant => "assistant",
             };
             Some(format!(
-                "{who}: {}",
+                "{role}: {}",
                 cleaning::cut(&cleaning::one_line(&message.content), MAX_MESSAGE)
             ))
         })
         .collect();
-    said[said.len().saturating_sub(LAST_MESSAGES)..].join("\n")
+    lines[lines.len().saturating_sub(LAST_MESSAGES)..].join("\n")
 }
 
 /// Reads an answer. A runtime without `response_format` may put other text around the JSON.
-fn read_decision(answer: &str) -> SearchDecision {
+fn read_query(answer: &str, text: String) -> Option<String> {
     let json = answer
         .find('{')
         .zip(answer.rfind('}'))
         .and_then(|(start, end)| answer.get(start..=end));
-    match json.map(serde_json::from_str::<DecisionAnswer>) {
-        Some(Ok(DecisionAnswer { search: false, .. })) => SearchDecision::NotNeeded,
-        Some(Ok(DecisionAnswer { query, .. })) if !query.trim().is_empty() => {
-            SearchDecision::Query(query)
-        }
-        _ => SearchDecision::OwnWords,
+    match json.map(serde_json::from_str::<Decision>) {
+        Some(Ok(Decision { search: false, .. })) => None,
+        Some(Ok(Decision { query, .. })) if !query.trim().is_empty() => Some(query),
+        _ => Some(text),
     }
 }
 
@@ -116,27 +111,28 @@ mod tests {
 
     #[test]
     fn answers_of_a_model() {
-        use SearchDecision::{NotNeeded, OwnWords, Query};
-        for (answer, decided) in [
+        const OWN_TEXT: Option<&str> = Some("own text");
+        for (answer, query) in [
             (
                 r#"{"search": true, "query": "height of the lighthouse"}"#,
-                Query("height of the lighthouse".into()),
+                Some("height of the lighthouse"),
             ),
             (
                 "```json\n{\"search\": true, \"query\": \"x\"}\n```",
-                Query("x".into()),
+                Some("x"),
             ),
-            (r#"{"search": true, "query": " "}"#, OwnWords),
-            (r#"{"search": true}"#, OwnWords),
-            (r#"{"search": false, "query": "x"}"#, NotNeeded),
-            (r#"{"search": false}"#, NotNeeded),
-            (r#"{"search": "no", "query": ""}"#, OwnWords),
-            (r#"{"search": tr"#, OwnWords),
-            ("} no {", OwnWords),
-            ("No.", OwnWords),
-            ("", OwnWords),
+            (r#"{"search": true, "query": " "}"#, OWN_TEXT),
+            (r#"{"search": true}"#, OWN_TEXT),
+            (r#"{"search": false, "query": "x"}"#, None),
+            (r#"{"search": false}"#, None),
+            (r#"{"search": "no", "query": ""}"#, OWN_TEXT),
+            (r#"{"search": tr"#, OWN_TEXT),
+            ("} no {", OWN_TEXT),
+            ("No.", OWN_TEXT),
+            ("", OWN_TEXT),
         ] {
-            assert_eq!(read_decision(answer), decided, "{answer}");
+            let found = read_query(answer, "own text".to_owned());
+            assert_eq!(found.as_deref(), query, "{answer}");
         }
     }
 
