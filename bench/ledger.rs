@@ -6,17 +6,19 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use adriaticum::audit::Actor;
+use adriaticum::database::{Access, DatabaseLocation};
 use adriaticum::id::RequestId;
+use adriaticum::keys::{Key, KeyName, NewKey, Permission};
+use adriaticum::ledger::{LedgerRow, Tokens};
 use adriaticum::secret::SecretDigest;
-use adriaticum::store::{
-    Access, Actor, Database, Key, KeyName, LedgerRow, NewKey, Permission, Store, Tokens,
-};
+use adriaticum::store::Store;
 
 /// The digest of the benchmark's key. Its secret has not the form of one, so no request can use it.
 fn key(store: &Store) -> SecretDigest {
     let secret = "benchmark";
     let digest = SecretDigest::of(secret);
-    if store.find_key(&digest, 0).expect("a look-up").is_some() {
+    if store.keys.find(&digest, 0).expect("a look-up").is_some() {
         return digest;
     }
     let name = KeyName::parse("benchmark").expect("a good name");
@@ -30,7 +32,8 @@ fn key(store: &Store) -> SecretDigest {
         budget: None,
     };
     store
-        .add_key(secret, &key, &Actor::command("benchmark".into()))
+        .keys
+        .add(secret, &key, &Actor::command("benchmark".into()))
         .expect("a new key");
     digest
 }
@@ -61,12 +64,13 @@ fn write(store: &Store, digest: &SecretDigest, end: Instant) -> (u64, Duration, 
         let id = RequestId::now();
         let began = Instant::now();
         let key = store
-            .find_key(digest, id.created())
+            .keys
+            .find(digest, id.created())
             .expect("a look-up")
             .expect("the key");
         looking_up += began.elapsed();
         let began = Instant::now();
-        store.append(row(id, key)).expect("a durable row");
+        store.ledger.append(row(id, key)).expect("a durable row");
         appending += began.elapsed();
         rows += 1;
     }
@@ -75,8 +79,9 @@ fn write(store: &Store, digest: &SecretDigest, end: Instant) -> (u64, Duration, 
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
-    let database = Database::parse(&arguments.next().expect("the database should be named"))
-        .expect("a database");
+    let database =
+        DatabaseLocation::parse(&arguments.next().expect("the database should be named"))
+            .expect("a database");
     let seconds: u64 = arguments
         .next()
         .map_or(2, |text| text.parse().expect("a number of seconds"));
@@ -87,7 +92,7 @@ fn main() {
         counts = vec![1, 2, 4, 8, 16, 32];
     }
     let mut store = Store::open(&database, Access::Create).expect("a database");
-    store.join("", "").expect("a start");
+    store.ledger.join("", "").expect("a start");
     let (digest, store) = (key(&store), Arc::new(store));
     println!("threads     rows/s      look-up           append");
     for threads in counts {

@@ -7,11 +7,12 @@ use crate::background::Readiness;
 use crate::error::{ApiError, Failure, FailureCause};
 use crate::http::{Request, RequestHead, Response};
 use crate::id::RequestId;
+use crate::keys::{Key, Permission};
 use crate::listener::{Acceptor, ListenerState};
 use crate::logging;
 use crate::metrics::{LedgerGauges, Metrics};
 use crate::runtime::Runtimes;
-use crate::store::{Key, Permission, Store};
+use crate::store::Store;
 
 const TEXT: &str = "text/plain; charset=utf-8";
 
@@ -55,11 +56,11 @@ impl MonitoringEndpoints {
         match self.admit(&request.head, id.created()) {
             Ok(_) => {
                 // Without a database there are no budgets, but the other metrics are wanted most.
-                let mut keys = self.store.keys_with_budget().unwrap_or_default();
+                let mut keys = self.store.keys.with_budget().unwrap_or_default();
                 keys.retain(|key| key.is_valid(id.created()));
                 let ledger = LedgerGauges {
-                    is_available: self.store.outage().is_none(),
-                    wal_bytes: self.store.wal_figures().bytes,
+                    is_available: self.store.ledger.outage().is_none(),
+                    wal_bytes: self.store.database.wal_figures().bytes,
                 };
                 let runtimes = self
                     .runtimes

@@ -12,14 +12,16 @@ use crate::api::record::Record;
 use crate::api::{inference, key, ledger, permission, reply, route, size, validation};
 use crate::config::Compatibility;
 use crate::console::Console;
+use crate::database::DatabaseError;
 use crate::error::{Failure, FailureCause};
 use crate::grounding::Grounding;
 use crate::http::{RequestHead, Response};
+use crate::keys::Key;
 use crate::listener::{PendingRequest, RunningRequest, Service};
 use crate::metrics::Metrics;
 use crate::runtime::{Chat, Generated, Runtimes};
 use crate::secret::SecretDigest;
-use crate::store::{Key, Store, StoreError};
+use crate::store::Store;
 
 /// Everything that the steps use.
 pub struct Pipeline {
@@ -101,12 +103,12 @@ impl Pipeline {
             return result;
         }
         let started = Instant::now();
-        let appended = self.store.append(record.row.clone());
+        let appended = self.store.ledger.append(record.row.clone());
         record.ledger = Some(started.elapsed());
         let Err(error) = appended else {
             return result;
         };
-        let is_revoked = matches!(error, StoreError::KeyRevoked);
+        let is_revoked = matches!(error, DatabaseError::KeyRevoked);
         if !is_revoked {
             self.metrics.ledger_errors.add(1);
         }
@@ -134,7 +136,7 @@ impl Pipeline {
             self.metrics.unrecorded.add(1);
             return false;
         }
-        !record.has_no_row && (record.cost.time.is_some() || self.store.outage().is_none())
+        !record.has_no_row && (record.cost.time.is_some() || self.store.ledger.outage().is_none())
     }
 
     /// Counts and logs a request, and makes its response.

@@ -3,14 +3,15 @@
 use crate::error::{ApiError, Failure, FailureCause};
 use crate::http::RequestHead;
 use crate::id::has_shape;
+use crate::keys::{Key, KeyState};
 use crate::secret::{SECRET_DIGITS, SECRET_PREFIX, SecretDigest};
-use crate::store::{Key, KeyState, Store};
+use crate::store::Store;
 use crate::when;
 
 /// Looks up a valid key, as the last commit of any process left it. The budget is that of a request that was created at this
 /// time.
 pub fn authenticate(digest: &SecretDigest, store: &Store, created: i64) -> Result<Key, Failure> {
-    let key = store.find_key(digest, created).map_err(|error| {
+    let key = store.keys.find(digest, created).map_err(|error| {
         let message = "The API keys can't be read at the moment. Try again later.";
         Failure::unavailable(error.cause(), message, error.details("keys"))
     })?;

@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use crate::database::DatabaseError;
 use crate::error::Failure;
 use crate::mutex::lock;
 use crate::rate_limiter::RateLimiter;
-use crate::store::StoreError;
 
 /// The rows of one key's refusals.
 const ROWS: RateLimiter = RateLimiter::new(100, Duration::from_millis(100));
@@ -62,7 +62,7 @@ impl Refusals {
 }
 
 /// The failure while the ledger is unavailable. The runtime is not called.
-pub fn unavailable(error: &StoreError) -> Failure {
+pub fn unavailable(error: &DatabaseError) -> Failure {
     Failure::unavailable(
         error.cause(),
         "Usage can't be recorded at the moment, so the request was not run. Try again later.",
@@ -72,7 +72,7 @@ pub fn unavailable(error: &StoreError) -> Failure {
 
 /// The failure if the row of a completion could not be written, so it is not sent. An automatic retry would only spend
 /// another inference.
-pub fn row_not_written(error: &StoreError) -> Failure {
+pub fn row_not_written(error: &DatabaseError) -> Failure {
     Failure {
         no_retry: true,
         ..Failure::unavailable(

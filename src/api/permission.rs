@@ -1,7 +1,7 @@
 //! The permission of a key to run completions, and its budget.
 
 use crate::error::{ApiError, Failure, FailureCause};
-use crate::store::{Budget, KeyBudget, Permission};
+use crate::keys::{Budget, KeyBudget, Permission};
 use crate::text::grouped;
 use crate::when;
 

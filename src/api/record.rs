@@ -8,9 +8,9 @@ use log::Level;
 
 use crate::error::{ApiError, Failure};
 use crate::id::RequestId;
+use crate::ledger::LedgerRow;
 use crate::logging;
 use crate::runtime::RequestCost;
-use crate::store::LedgerRow;
 use crate::when::milliseconds;
 
 pub struct Record {

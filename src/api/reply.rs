@@ -6,8 +6,8 @@ use serde_json::json;
 use super::MODEL;
 use crate::error::{ApiError, Failure};
 use crate::http::Response;
+use crate::ledger::{LedgerRow, Tokens};
 use crate::runtime::Generated;
-use crate::store::{LedgerRow, Tokens};
 
 #[derive(Serialize)]
 struct Completion<'a> {

@@ -12,9 +12,12 @@ use std::time::{Duration, Instant};
 pub use self::readiness::Readiness;
 use self::task::{StopSignal, Task, TaskStep};
 use crate::checks;
+use crate::database::DatabaseError;
+use crate::database::postgres::session_lock::SessionLock;
+use crate::ledger::{RetentionState, ServeLock};
 use crate::listener::Acceptor;
 use crate::runtime::Runtimes;
-use crate::store::{RetentionState, ServeLock, SessionLock, Store, StoreError};
+use crate::store::Store;
 use crate::text::count;
 use crate::when;
 
@@ -51,7 +54,7 @@ impl Background {
         acceptor: Option<&Arc<Acceptor>>,
         retention_days: Option<u32>,
         lock: ServeLock,
-        replaced: impl Fn(&StoreError) + Send + Sync + 'static,
+        replaced: impl Fn(&DatabaseError) + Send + Sync + 'static,
     ) -> io::Result<Self> {
         let replaced = Arc::new(replaced);
         let mut tasks = vec![readiness::watch(
@@ -107,10 +110,10 @@ fn probes(runtimes: Arc<Runtimes>) -> io::Result<Task> {
 fn presence(
     store: Arc<Store>,
     mut lock: SessionLock,
-    replaced: Arc<impl Fn(&StoreError) + Send + Sync + 'static>,
+    replaced: Arc<impl Fn(&DatabaseError) + Send + Sync + 'static>,
 ) -> io::Result<Task> {
     Task::start("presence", move |stop| {
-        let keep = TaskStep::new("presence", || match store.keep_presence(&mut lock) {
+        let keep = TaskStep::new("presence", || match store.ledger.keep_presence(&mut lock) {
             Err(error) if error.is_replaced() => {
                 replaced(&error);
                 Ok(false)
@@ -126,8 +129,8 @@ fn retention(store: Arc<Store>, days: u32) -> io::Result<Task> {
     Task::start("retention", move |stop| {
         let mut was_held = false;
         let remove = TaskStep::new("retention", || {
-            let now = store.clock()?;
-            let state = store.retention(days, now)?;
+            let now = store.ledger.clock()?;
+            let state = store.ledger.retention(days, now)?;
             let is_held = matches!(state, RetentionState::Held { .. });
             if mem::replace(&mut was_held, is_held) != is_held {
                 match state {
@@ -140,7 +143,9 @@ fn retention(store: Arc<Store>, days: u32) -> io::Result<Task> {
             let RetentionState::Due { before } = state else {
                 return Ok(false);
             };
-            let removed = remove_all(stop, || store.remove_before(before, now, REMOVAL_BATCH))?;
+            let removed = remove_all(stop, || {
+                store.ledger.remove_before(before, now, REMOVAL_BATCH)
+            })?;
             if removed > 0 {
                 let (rows, days) = (count(removed as i64, "row"), count(days.into(), "day"));
                 log::info!("removed {rows} older than {days} from the ledger");
@@ -154,8 +159,8 @@ fn retention(store: Arc<Store>, days: u32) -> io::Result<Task> {
 /// Calls `remove` until nothing is left to remove. Returns how many rows it removed.
 fn remove_all(
     stop: &StopSignal,
-    remove: impl Fn() -> Result<usize, StoreError>,
-) -> Result<usize, StoreError> {
+    remove: impl Fn() -> Result<usize, DatabaseError>,
+) -> Result<usize, DatabaseError> {
     let mut removed = 0;
     loop {
         let began = Instant::now();
@@ -163,7 +168,7 @@ fn remove_all(
             Ok(0) => return Ok(removed),
             Ok(count) => removed += count,
             // Others use the database. The next round is an hour away, so this one continues.
-            Err(StoreError::Busy | StoreError::NoConnection) => {}
+            Err(DatabaseError::Busy | DatabaseError::NoConnection) => {}
             Err(error) => return Err(error),
         }
         if stop.wait(began.elapsed() * REMOVAL_PAUSE) {

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::task::{Task, TaskStep};
-use crate::store::{Store, StoreError};
+use crate::database::DatabaseError;
+use crate::store::Store;
 use crate::when;
 
 /// The pause between two rounds.
@@ -26,7 +27,7 @@ pub struct Readiness {
 impl Readiness {
     /// Makes one test write, so that the state is known from the start.
     pub fn new(store: &Arc<Store>) -> Self {
-        store.test_write();
+        store.ledger.test_write();
         Self {
             store: Arc::clone(store),
             probed: AtomicBool::new(false),
@@ -34,9 +35,9 @@ impl Readiness {
     }
 
     /// Notes a probe, and returns the reason why a request could not be recorded now.
-    pub fn probe(&self) -> Option<StoreError> {
+    pub fn probe(&self) -> Option<DatabaseError> {
         self.probed.store(true, Ordering::Relaxed);
-        self.store.outage()
+        self.store.ledger.outage()
     }
 }
 
@@ -44,28 +45,29 @@ impl Readiness {
 /// place of this one.
 pub(super) fn watch(
     readiness: Arc<Readiness>,
-    replaced: Arc<impl Fn(&StoreError) + Send + Sync + 'static>,
+    replaced: Arc<impl Fn(&DatabaseError) + Send + Sync + 'static>,
 ) -> io::Result<Task> {
     Task::start("readiness", move |stop| {
         let store = &readiness.store;
         let mut looked = Instant::now();
         let look = TaskStep::new("readiness", || {
-            if readiness.probed.swap(false, Ordering::Relaxed) || store.is_test_due() {
-                store.test_write();
+            if readiness.probed.swap(false, Ordering::Relaxed) || store.ledger.is_test_due() {
+                store.ledger.test_write();
             } else if looked.elapsed() >= LOOK_INTERVAL {
-                store.check_identity();
+                store.ledger.check_identity();
                 looked = Instant::now();
             }
             store
+                .ledger
                 .outage()
-                .filter(StoreError::is_replaced)
+                .filter(DatabaseError::is_replaced)
                 .inspect(|error| replaced(error));
             Ok(true)
         });
         let sign_ins = TaskStep::new("writing failed sign-ins", || {
-            store.write_failed_sign_ins(when::now())
+            store.audit.write_failed_sign_ins(when::now())
         });
         stop.repeat(INTERVAL, [look, sign_ins]);
-        let _ = store.write_failed_sign_ins(i64::MAX);
+        let _ = store.audit.write_failed_sign_ins(i64::MAX);
     })
 }

@@ -7,7 +7,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crate::store::StoreError;
+use crate::database::DatabaseError;
 
 /// The pause after a round that panicked.
 const PANIC_PAUSE: Duration = Duration::from_secs(5);
@@ -78,14 +78,14 @@ pub(super) struct TaskStep<'a> {
     /// The name in the log.
     name: &'static str,
     /// Returns false if there was nothing to do.
-    work: Box<dyn FnMut() -> Result<bool, StoreError> + 'a>,
+    work: Box<dyn FnMut() -> Result<bool, DatabaseError> + 'a>,
     /// The failures since the last success, and whether one was logged.
     failures: u32,
     is_logged: bool,
 }
 
 impl<'a> TaskStep<'a> {
-    pub fn new(name: &'static str, work: impl FnMut() -> Result<bool, StoreError> + 'a) -> Self {
+    pub fn new(name: &'static str, work: impl FnMut() -> Result<bool, DatabaseError> + 'a) -> Self {
         Self {
             name,
             work: Box::new(work),
@@ -100,7 +100,7 @@ impl<'a> TaskStep<'a> {
         let name = self.name;
         let result = panic::catch_unwind(AssertUnwindSafe(&mut self.work));
         match &result {
-            Ok(Ok(false)) | Ok(Err(StoreError::Unavailable(_))) => {}
+            Ok(Ok(false)) | Ok(Err(DatabaseError::Unavailable(_))) => {}
             Ok(Ok(true)) => {
                 self.failures = 0;
                 if mem::take(&mut self.is_logged) {
@@ -109,7 +109,7 @@ impl<'a> TaskStep<'a> {
             }
             Ok(Err(error)) => {
                 self.failures += 1;
-                let is_new = self.failures > 1 || !matches!(error, StoreError::Unknown(_));
+                let is_new = self.failures > 1 || !matches!(error, DatabaseError::Unknown(_));
                 if is_new && !mem::replace(&mut self.is_logged, true) {
                     log::error!(
                         "{name} failed: {error}. Requests continue, and the next round tries again"
@@ -158,7 +158,7 @@ mod tests {
         let task = Task::start("test", move |stop| {
             let steps = [
                 TaskStep::new("panicking", || panic!("on purpose")),
-                TaskStep::new("failing", || Err(StoreError::NoRow)),
+                TaskStep::new("failing", || Err(DatabaseError::NoRow)),
                 TaskStep::new("working", || {
                     sender.send(()).expect("the test listens");
                     Ok(true)
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_round_without_work_is_no_success() {
-        let mut results = [Err(StoreError::NoRow), Ok(false), Ok(true)].into_iter();
+        let mut results = [Err(DatabaseError::NoRow), Ok(false), Ok(true)].into_iter();
         let mut step = TaskStep::new("test", || results.next().expect("a result"));
         let is_logged = [(); 3].map(|()| {
             assert!(step.run());

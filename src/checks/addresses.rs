@@ -10,7 +10,7 @@ use crate::store::Store;
 /// Warns about the address that the service listens on. With a socket of systemd, it is the one of the last start.
 pub(super) fn reachable_address(config: &Config, store: Option<&Store>) -> Option<String> {
     let gateways = store
-        .and_then(|store| store.gateways().ok())
+        .and_then(|store| store.ledger.gateways().ok())
         .unwrap_or_default();
     let own = gateways
         .iter()

@@ -3,13 +3,16 @@
 use std::collections::HashMap;
 
 use super::finding::{Finding, named};
-use crate::store::{BudgetPeriod, Filter, Key, KeyState, Span, Store, StoreError};
+use crate::database::DatabaseError;
+use crate::keys::{BudgetPeriod, Key, KeyState};
+use crate::ledger::{Filter, Span};
+use crate::store::Store;
 use crate::text::count;
 use crate::when;
 
-pub fn check(store: &Store) -> Result<Vec<Finding>, StoreError> {
+pub fn check(store: &Store) -> Result<Vec<Finding>, DatabaseError> {
     let now = when::now();
-    let keys = store.list_keys()?;
+    let keys = store.keys.list()?;
     let date = |key: &&Key| {
         format!(
             "{} ({:?}, {})",
@@ -65,7 +68,7 @@ fn unmeasured<'a>(
     store: &Store,
     keys: &'a [Key],
     now: i64,
-) -> Result<Vec<(&'a Key, i64)>, StoreError> {
+) -> Result<Vec<(&'a Key, i64)>, DatabaseError> {
     let since = |key: &'a Key| Some((key.id.as_str(), key.budget?.budget.per.around(now).since));
     let periods: HashMap<&str, i64> = keys
         .iter()
@@ -77,7 +80,7 @@ fn unmeasured<'a>(
     }
     let mut numbers: HashMap<String, i64> = HashMap::new();
     let month = BudgetPeriod::Month.around(now);
-    store.figures(Span::Day, month, Filter::ALL, |row| {
+    store.ledger.figures(Span::Day, month, Filter::ALL, |row| {
         if row.sums.unmeasured > 0
             && periods
                 .get(row.key_id.as_str())

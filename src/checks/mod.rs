@@ -21,10 +21,10 @@ pub use self::runtime::not_configured;
 
 use crate::client::Cancellation;
 use crate::config::{Config, GroundingMode, SearchBackend};
+use crate::database::{Access, DatabaseError};
+use crate::ledger::{CLOCK_SLACK as DATABASE_CLOCK_SLACK, RetentionState};
 use crate::search::{Index, Search};
-use crate::store::{
-    Access, CLOCK_SLACK as DATABASE_CLOCK_SLACK, RetentionState, Store, StoreError,
-};
+use crate::store::Store;
 use crate::text::{count, escaped, grouped, shell_word};
 use crate::when;
 
@@ -68,9 +68,9 @@ pub fn database_failed(config: &Config, error: &dyn Display) -> String {
 }
 
 /// The same for a database that may be missing: then the message says how to create it.
-pub fn store_failed(config: &Config, error: &StoreError) -> String {
+pub fn store_failed(config: &Config, error: &DatabaseError) -> String {
     match error {
-        StoreError::Missing => format!(
+        DatabaseError::Missing => format!(
             "there is no database at {}. If it is elsewhere, name its configuration (--config FILE) or the database itself \
              (ADRIATICUM_DATABASE). Create it with adriaticum serve, keys create, console password, restore or move.",
             config.database_name()
@@ -82,11 +82,11 @@ pub fn store_failed(config: &Config, error: &StoreError) -> String {
 /// Runs the checks of a running service, whose database may be too large to be read completely each time.
 pub fn check_running_service(config: &Config, store: &Store) -> Vec<Finding> {
     // Requests are refused or run by the result, so that it is never older than theirs.
-    store.test_write();
+    store.ledger.test_write();
     parts(
         config,
         Some(store),
-        database(config, store.outage().map_or(Ok(()), Err)),
+        database(config, store.ledger.outage().map_or(Ok(()), Err)),
     )
 }
 
@@ -175,9 +175,9 @@ fn clock(store: Option<&Store>) -> Finding {
     if now < NOT_BEFORE {
         return Finding::fail("clock", time + ". Set the clock, or keys do not expire");
     }
-    let is_off = store.and_then(|store| clock_is_off(store.clock_difference().ok()?));
+    let is_off = store.and_then(|store| clock_is_off(store.ledger.clock_difference().ok()?));
     let is_set_back = || {
-        let newest = store.and_then(|store| store.newest_row().ok()?);
+        let newest = store.and_then(|store| store.ledger.newest_row().ok()?);
         let ahead = newest.filter(|newest| *newest > now + CLOCK_SLACK)?;
         let ahead = when::format_utc(ahead);
         Some(format!(
@@ -192,8 +192,8 @@ fn clock(store: Option<&Store>) -> Finding {
 
 /// Warns if retention removes nothing.
 fn retention(config: &Config, store: &Store) -> Option<Finding> {
-    let now = store.clock().ok()?;
-    match store.retention(config.retention_days?, now).ok()? {
+    let now = store.ledger.clock().ok()?;
+    match store.ledger.retention(config.retention_days?, now).ok()? {
         RetentionState::Held { before } => Some(Finding::warn("retention", retention_held(before))),
         RetentionState::Idle | RetentionState::Due { .. } => None,
     }
@@ -219,7 +219,7 @@ pub fn clock_is_off(ahead: f64) -> Option<String> {
     })
 }
 
-fn database(config: &Config, checked: Result<(), StoreError>) -> Finding {
+fn database(config: &Config, checked: Result<(), DatabaseError>) -> Finding {
     let name = config.database_name();
     match (checked, config.database.file()) {
         (Err(error), _) => Finding {

@@ -9,8 +9,9 @@ use super::open_store::open_store;
 use super::output::{print, print_json};
 use super::parsers::parse_when;
 use super::text_table;
+use crate::audit::{Actor, AuditRow};
 use crate::config::Config;
-use crate::store::{Actor, AuditRow, KeyName};
+use crate::keys::KeyName;
 use crate::users::user_name;
 use crate::when::{self, Range, When};
 

@@ -7,8 +7,8 @@ use super::error::CliError;
 use super::output::print;
 use crate::checks;
 use crate::config::Config;
+use crate::database::{BackupError, DatabaseError};
 use crate::progress::Progress;
-use crate::store::{BackupError, StoreError};
 use crate::text::{count, grouped};
 
 /// Make a consistent copy of the database while it is used
@@ -36,7 +36,7 @@ pub(super) fn run(
         BackupError::Database(error) => {
             CliError::from_access(&error, checks::store_failed(config, &error))
         }
-        BackupError::Copy(StoreError::Io(error))
+        BackupError::Copy(DatabaseError::Io(error))
             if matches!(
                 error.kind(),
                 AlreadyExists | NotFound | NotADirectory | IsADirectory

@@ -9,7 +9,7 @@ use super::error::{CliError, failed};
 use super::open_store::open_with;
 use crate::config::Config;
 use crate::console::session::password;
-use crate::store::Access;
+use crate::database::Access;
 
 /// Set the console's password
 #[derive(clap::Subcommand)]
@@ -30,7 +30,7 @@ pub(super) fn set_password(config: &Config) -> Result<(), CliError> {
             "the two passwords differ. Nothing was changed.",
         ));
     }
-    store.set_console_password(password::hash(&text), &actor())?;
+    sessions::set_password(&store, password::hash(&text), &actor())?;
     let database = config.database_name();
     eprintln!("The password is set in {database}. All console sessions have ended: sign in again.");
     Ok(())

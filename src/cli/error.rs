@@ -6,8 +6,9 @@ use std::io;
 use rustix::io::Errno;
 
 use crate::config::ConfigError;
+use crate::database::{DatabaseError, LockError};
+use crate::recovery::restore::RestoreError;
 use crate::search::SearchError;
-use crate::store::{LockError, RestoreError, StoreError};
 
 /// The message of a failed command, and its exit code.
 pub struct CliError {
@@ -70,9 +71,9 @@ impl AccessError for Errno {
     }
 }
 
-impl AccessError for StoreError {
+impl AccessError for DatabaseError {
     fn is_denied(&self) -> bool {
-        StoreError::is_denied(self)
+        DatabaseError::is_denied(self)
     }
 }
 
@@ -105,10 +106,10 @@ impl From<ConfigError> for CliError {
     }
 }
 
-impl From<StoreError> for CliError {
-    fn from(error: StoreError) -> Self {
+impl From<DatabaseError> for CliError {
+    fn from(error: DatabaseError) -> Self {
         match error {
-            StoreError::RowsRemoved(_) => Self::failed(format!("{error}.")),
+            DatabaseError::RowsRemoved(_) => Self::failed(format!("{error}.")),
             error => failed("the database")(error),
         }
     }

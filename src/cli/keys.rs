@@ -10,11 +10,13 @@ use super::output::{print, print_json};
 use super::parsers::{one_of, wrong_when};
 use super::text_table;
 use crate::config::Config;
-use crate::secret::{contains_secret, new_secret};
-use crate::store::{
-    Access, Budget, CONCURRENT_TAKES, Key, KeyBudget, KeyChange, KeyChanged, KeyName, KeyState,
-    NewKey, Permission, SecretUse, Store, parse_concurrent,
+use crate::database::Access;
+use crate::keys::{
+    Budget, CONCURRENT_TAKES, Key, KeyBudget, KeyChange, KeyChanged, KeyName, KeyState, NewKey,
+    Permission, SecretUse, parse_concurrent,
 };
+use crate::secret::{contains_secret, new_secret};
+use crate::store::Store;
 use crate::text::grouped;
 use crate::when::{self, When};
 
@@ -159,7 +161,7 @@ fn create(name: &KeyName, mut terms: Terms, config: &Config) -> Result<(), CliEr
         concurrent: terms.concurrent.and_then(|OrNone(concurrent)| concurrent),
         budget: terms.budget.and_then(|OrNone(budget)| budget),
     };
-    let id = store.add_key(&secret, &key, &actor())?;
+    let id = store.keys.add(&secret, &key, &actor())?;
     print(&(secret + "\n"))?;
     eprintln!(
         "Created {id} in {}. The secret above is not stored: save it now.",
@@ -251,7 +253,7 @@ fn revoke(text: Option<String>, config: &Config) -> Result<(), CliError> {
         );
         return Ok(());
     }
-    store.revoke_key(&id, when::now(), &actor())?;
+    store.keys.revoke(&id, when::now(), &actor())?;
     eprintln!("Revoked {id} ({name}) in {database}.");
     Ok(())
 }
@@ -288,7 +290,7 @@ fn set(text: &str, terms: Terms, config: &Config) -> Result<(), CliError> {
 
 /// Finds the one key that a text means.
 pub(super) fn find(store: &Store, text: &str, secret: SecretUse) -> Result<Key, CliError> {
-    let mut keys = store.resolve_key(text, secret)?;
+    let mut keys = store.keys.resolve(text, secret)?;
     if keys.len() > 1 {
         let hint = |key: &Key| {
             format!(
@@ -308,7 +310,7 @@ pub(super) fn find(store: &Store, text: &str, secret: SecretUse) -> Result<Key, 
 }
 
 fn change(store: &Store, id: &str, changes: &[KeyChange]) -> Result<(), CliError> {
-    match store.change_key(id, None, changes, &actor())? {
+    match store.keys.change(id, None, changes, &actor())? {
         KeyChanged::Done => Ok(()),
         KeyChanged::NoSuchKey | KeyChanged::Meanwhile(_) => {
             Err(no_such_key(id, SecretUse::Refused))
@@ -318,18 +320,19 @@ fn change(store: &Store, id: &str, changes: &[KeyChange]) -> Result<(), CliError
 
 /// Prints what a key may do. The command has done its work, so it does not fail if the key can't be read again.
 fn print_terms(store: &Store, id: &str) {
-    if let Ok(Some(key)) = store.key(id) {
+    if let Ok(Some(key)) = store.keys.get(id) {
         eprintln!("{}", key.in_words(when::now()));
     }
 }
 
 /// Warns if the name of a new or renamed key means other keys too.
 fn warn_of_namesakes(store: &Store, id: &str) {
-    let Ok(Some(key)) = store.key(id) else {
+    let Ok(Some(key)) = store.keys.get(id) else {
         return;
     };
     let mut others = store
-        .resolve_key(&key.name, SecretUse::Refused)
+        .keys
+        .resolve(&key.name, SecretUse::Refused)
         .unwrap_or_default();
     others.retain(|other| other.id != id && other.revoked.is_none());
     if !others.is_empty() {

@@ -3,8 +3,11 @@
 use super::error::{CliError, failed};
 use super::output::{note, print};
 use crate::config::{self, Config};
+use crate::database::{Access, DatabaseError, DatabaseLocation, DatabaseUri};
+use crate::ledger::ServeLock;
 use crate::progress::Progress;
-use crate::store::{Access, Database, DatabaseUri, MoveResult, ServeLock, Store, StoreError};
+use crate::recovery::moving::MoveResult;
+use crate::store::Store;
 use crate::text::count;
 
 /// Copy a SQLite database to PostgreSQL, verify the copy, and mark the source as moved
@@ -27,21 +30,27 @@ pub(super) struct MoveOptions {
 pub(super) fn run(MoveOptions { from, to }: &MoveOptions, config: &Config) -> Result<(), CliError> {
     // The message does not repeat the value, which may contain a password.
     let database = |option: &str, text: &str| {
-        Database::parse(text)
+        DatabaseLocation::parse(text)
             .map_err(|accepted| CliError::usage(&format!("--{option}: expected {accepted}.")))
     };
     match (database("from", from)?, database("to", to)?) {
-        (from @ Database::Sqlite(_), Database::Postgres(to)) => move_database(&from, to, config),
-        (Database::Postgres(_), _) => Err(CliError::usage(
+        (from @ DatabaseLocation::Sqlite(_), DatabaseLocation::Postgres(to)) => {
+            move_database(&from, to, config)
+        }
+        (DatabaseLocation::Postgres(_), _) => Err(CliError::usage(
             "--from takes a SQLite database. To copy a PostgreSQL database, use pg_dump and pg_restore.",
         )),
-        (_, Database::Sqlite(_)) => Err(CliError::usage(
+        (_, DatabaseLocation::Sqlite(_)) => Err(CliError::usage(
             "--to takes the postgresql:// URI of an empty database. To copy a SQLite database, use adriaticum backup.",
         )),
     }
 }
 
-fn move_database(from: &Database, mut to: DatabaseUri, config: &Config) -> Result<(), CliError> {
+fn move_database(
+    from: &DatabaseLocation,
+    mut to: DatabaseUri,
+    config: &Config,
+) -> Result<(), CliError> {
     if let Some(path) = config
         .database_password_file
         .as_ref()
@@ -51,7 +60,7 @@ fn move_database(from: &Database, mut to: DatabaseUri, config: &Config) -> Resul
             .map_err(|error| CliError::config(format!("{}: {error}.", path.display())))?;
     }
     let store = Store::open(from, Access::Existing).map_err(|error| match error {
-        StoreError::Missing => CliError::failed(format!(
+        DatabaseError::Missing => CliError::failed(format!(
             "there is no database at {from}. --from takes the path of the SQLite database to be moved."
         )),
         error => failed(from)(error),
@@ -60,7 +69,7 @@ fn move_database(from: &Database, mut to: DatabaseUri, config: &Config) -> Resul
     let MoveResult { found, marked } = store
         .move_to(&to, &Progress::on_stderr())
         .map_err(failed(&to))?;
-    let keys = count(store.list_keys()?.len() as i64, "key");
+    let keys = count(store.keys.list()?.len() as i64, "key");
     let rows = count(found.rows as i64, "row");
     print(&format!(
         "{keys} and {rows} moved from {from} to {to} and verified.\n"

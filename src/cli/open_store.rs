@@ -4,8 +4,9 @@ use super::error::CliError;
 use super::output::note;
 use crate::checks;
 use crate::config::Config;
+use crate::database::{Access, DatabaseError};
 use crate::progress::Progress;
-use crate::store::{Access, Store, StoreError};
+use crate::store::Store;
 
 /// For a command that only reads: the file or its folder may be read-only.
 pub fn open_store(config: &Config) -> Result<Store, CliError> {
@@ -18,11 +19,11 @@ pub fn open_with(config: &Config, access: Access) -> Result<Store, CliError> {
             let message = checks::store_failed(config, &error);
             match error {
                 // The setting names an old database, and a supervisor need not try again.
-                StoreError::Moved { .. } => CliError::config(message),
+                DatabaseError::Moved { .. } => CliError::config(message),
                 _ => CliError::from_access(&error, message),
             }
         })?;
-    if store.is_new() {
+    if store.database.is_new() {
         let name = config.database_name();
         match access {
             Access::Serve => log::warn!(

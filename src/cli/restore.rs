@@ -7,11 +7,13 @@ use super::audit::actor;
 use super::error::CliError;
 use super::output::print;
 use crate::config::Config;
+use crate::database::{DatabaseError, DatabaseLocation};
+use crate::keys::{Key, KeyState};
 use crate::progress::Progress;
-use crate::store::{
-    self, Comparison, Database, Key, KeyDifferences, KeyState, LedgerExtent, Restoration,
-    RestoreError, StoreError,
+use crate::recovery::restore::{
+    Comparison, KeyDifferences, LedgerExtent, Restoration, RestoreError,
 };
+use crate::store;
 use crate::text::{count, may_hold_a_secret};
 use crate::when;
 
@@ -39,7 +41,7 @@ pub(super) fn run(
         name if may_hold_a_secret(&name) => "…".into(),
         name => name,
     };
-    let Database::Sqlite(path) = &config.database else {
+    let DatabaseLocation::Sqlite(path) = &config.database else {
         return Err(CliError::failed(format!(
             "the database {} is PostgreSQL: restore it with pg_restore, or with the backups of the cluster.",
             config.database_name()
@@ -103,7 +105,7 @@ fn comparison_lines(present: &Comparison) -> Vec<String> {
     let mut lines = Vec::new();
     match &present.ledger {
         Ok(ledger) => lines.push(format!("The former database: {}.", extent(ledger))),
-        Err(StoreError::Missing) => lines.push("There was no database before.".into()),
+        Err(DatabaseError::Missing) => lines.push("There was no database before.".into()),
         Err(error) => lines.push(format!(
             "The rows of the former database can't be read: {}.",
             cause(error)
@@ -112,7 +114,7 @@ fn comparison_lines(present: &Comparison) -> Vec<String> {
     match &present.keys {
         Ok(keys) => lines.extend(key_lines(keys)),
         Err(error) => {
-            if !matches!(error, StoreError::Missing) {
+            if !matches!(error, DatabaseError::Missing) {
                 lines.push(format!(
                     "The keys of the former database can't be read: {}.",
                     cause(error)
@@ -126,7 +128,7 @@ fn comparison_lines(present: &Comparison) -> Vec<String> {
         }
     }
     if let Err(error) = &present.password
-        && !matches!(error, StoreError::Missing)
+        && !matches!(error, DatabaseError::Missing)
     {
         lines.push(format!(
             "The console's present password can't be read: {}. It is that of the backup.",
@@ -204,10 +206,10 @@ fn extent(ledger: &LedgerExtent) -> String {
 }
 
 /// Formats an error without its advice, which is for a database in use.
-fn cause(error: &StoreError) -> String {
+fn cause(error: &DatabaseError) -> String {
     match error {
-        StoreError::Damaged(cause) => format!("it is damaged ({cause})"),
-        StoreError::LostContent { .. } => "its file has lost its content".into(),
+        DatabaseError::Damaged(cause) => format!("it is damaged ({cause})"),
+        DatabaseError::LostContent { .. } => "its file has lost its content".into(),
         error => error.to_string(),
     }
 }

@@ -14,18 +14,21 @@ use super::open_store::open_with;
 use super::process_limits::{connections_that_fit, too_few_threads};
 use super::sockets::{format_address, sockets};
 use crate::api::ledger::Refusals;
+use crate::audit::Actor;
 use crate::background::{self, Background, Readiness};
 use crate::checks;
 use crate::config::{Config, GroundingMode, RuntimeConfig, SearchConfig, TlsFiles};
 use crate::console::Console;
+use crate::database::{Access, DatabaseError, DatabaseLocation, LockError};
 use crate::grounding::Grounding;
+use crate::ledger::ServeLock;
 use crate::listener::{Acceptor, Address, Limits, Listener, Snapshot};
 use crate::logging;
 use crate::metrics::Metrics;
 use crate::monitoring::MonitoringEndpoints;
 use crate::pipeline::Pipeline;
 use crate::runtime::Runtimes;
-use crate::store::{Access, Actor, Database, LockError, ServeLock, Store, StoreError};
+use crate::store::Store;
 use crate::supervisor::{Monitored, Notify, Supervisor};
 use crate::text::count;
 use crate::when;
@@ -46,7 +49,7 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
         env!("ADRIATICUM_VERSION"),
         config.database_name()
     );
-    if let Database::Postgres(_) = &config.database {
+    if let DatabaseLocation::Postgres(_) = &config.database {
         log::info!("gateway {}", config.gateway);
     }
     for name in &config.unknown_variables {
@@ -78,7 +81,7 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
         .iter()
         .map(|address| format_address(address, scheme))
         .collect();
-    store.join(&config.gateway, &urls.join(" "))?;
+    store.ledger.join(&config.gateway, &urls.join(" "))?;
     let store = Arc::new(store);
     let readiness = Arc::new(Readiness::new(&store));
     let notify =
@@ -116,7 +119,7 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
     let replaced = {
         let stopper = listener.stopper().map_err(failed("the listener"))?;
         let replaced_because = Arc::clone(&replaced_because);
-        move |error: &StoreError| {
+        move |error: &DatabaseError| {
             if replaced_because.set(error.clone()).is_ok() {
                 log::error!("{error}: this process stops");
                 let _ = (&stopper).write_all(&[1]);
@@ -193,7 +196,7 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
     logging::log_refusal_summary();
     if let Some(error) = replaced_because.get() {
         return Err(CliError::failed(match (&config.database, error) {
-            (Database::Postgres(_), StoreError::Fenced) => format!(
+            (DatabaseLocation::Postgres(_), DatabaseError::Fenced) => format!(
                 "another process serves under the name {}, or has upgraded the database. Each gateway needs its own name: set \
                  gateway (ADRIATICUM_GATEWAY).",
                 config.gateway
@@ -321,7 +324,7 @@ fn reload(file: Option<&Path>, running: &Config, acceptor: Option<&Acceptor>, st
         log::warn!("{waiting}");
         details = format!("{details}; {waiting}");
     }
-    if let Err(error) = store.note_reload(&Actor::signal("SIGHUP"), &details) {
+    if let Err(error) = store.audit.note_reload(&Actor::signal("SIGHUP"), &details) {
         log::error!("the reload could not be recorded in the audit: {error}");
     }
 }

@@ -12,11 +12,12 @@ use super::output::{print, print_json};
 use super::parsers::{expecting, one_of, parse_when};
 use super::{keys, text_table, verify};
 use crate::config::Config;
-use crate::store::{
-    Filter, Grouping, LedgerRow, Matching, Range, RollupRow, RowFilter, SecretUse, Span, Store,
-    StoreError, Sums,
-};
+use crate::database::DatabaseError;
+use crate::keys::SecretUse;
+use crate::ledger::{Filter, Grouping, LedgerRow, Matching, RollupRow, RowFilter, Span, Sums};
+use crate::store::Store;
 use crate::text::{cells, count, csv_line, grouped};
+use crate::when::Range;
 use crate::when::{self, When};
 
 /// Show the requests and tokens of the ledger
@@ -177,12 +178,12 @@ impl Selection {
     }
 
     /// The range without open ends, to be called after the figures are read, so that it covers all of them.
-    fn period(&self) -> Result<Range, StoreError> {
-        self.store.bounded(self.range, when::now())
+    fn period(&self) -> Result<Range, DatabaseError> {
+        self.store.ledger.bounded(self.range, when::now())
     }
 
     /// The first line of a text.
-    fn heading(&self) -> Result<String, StoreError> {
+    fn heading(&self) -> Result<String, DatabaseError> {
         Ok(match self.period()?.bounds() {
             [first, last] if first == last => format!("{first} (UTC)\n"),
             [first, last] if first.ends_with('Z') => format!("{first} to {last}\n"),
@@ -200,6 +201,7 @@ fn report(options: Requests, by: &[Grouping], config: &Config) -> Result<(), Cli
     let selection = Selection::open(&options, config)?;
     let mut rows = selection
         .store
+        .ledger
         .grouped(selection.range, selection.filter(), by)?;
     let Range { since, until } = selection.period()?;
     let mut sums = Sums::default();
@@ -301,9 +303,11 @@ fn newest_rows(selection: &Selection, limit: usize) -> Result<(Vec<LedgerRow>, b
     let (mut rows, mut before) = (Vec::new(), None);
     // One more than the limit shows that there are more. A search for a gateway ends after some rows, found or not.
     while rows.len() <= limit {
-        let listing = selection
-            .store
-            .newest(&filter, before.as_deref(), limit + 1 - rows.len())?;
+        let listing =
+            selection
+                .store
+                .ledger
+                .newest(&filter, before.as_deref(), limit + 1 - rows.len())?;
         rows.extend(listing.rows);
         before = listing.next;
         if before.is_none() {
@@ -346,6 +350,7 @@ fn note_removed_rows(selection: &Selection, listed: i64) -> Result<(), CliError>
     let take = |row: RollupRow| requests += row.sums.requests;
     match selection
         .store
+        .ledger
         .figures(Span::Day, selection.range, selection.filter(), take)
     {
         Ok(()) if requests <= listed => return Ok(()),
@@ -353,7 +358,7 @@ fn note_removed_rows(selection: &Selection, listed: i64) -> Result<(), CliError>
             "{} of this range",
             count(requests - listed, "other request")
         ),
-        Err(StoreError::RowsRemoved(_)) => eprint!("Some requests of this range"),
+        Err(DatabaseError::RowsRemoved(_)) => eprint!("Some requests of this range"),
         Err(error) => return Err(error.into()),
     }
     eprintln!(" have no row any more (usage.retention_days): adriaticum usage has their sums.");
@@ -362,7 +367,13 @@ fn note_removed_rows(selection: &Selection, listed: i64) -> Result<(), CliError>
 
 /// Refuses a misspelt name, which would have no requests. The chain of a moved ledger has an empty name.
 fn find_gateway(store: &Store, name: &str) -> Result<String, CliError> {
-    match name.is_empty() || store.gateways()?.iter().any(|gateway| gateway.name == name) {
+    match name.is_empty()
+        || store
+            .ledger
+            .gateways()?
+            .iter()
+            .any(|gateway| gateway.name == name)
+    {
         true => Ok(name.into()),
         false => Err(CliError::failed(format!(
             "there is no gateway {name:?}. List the gateways: adriaticum usage --by gateway"

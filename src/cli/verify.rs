@@ -7,8 +7,8 @@ use super::open_store::open_store;
 use super::output::{print, print_json};
 use super::parsers::expecting;
 use crate::config::Config;
+use crate::ledger::{ChainHead, Fault, HeadStatus, Verification};
 use crate::progress::Progress;
-use crate::store::{ChainHead, Fault, HeadStatus, Verification};
 use crate::text::count;
 use crate::when;
 
@@ -30,8 +30,8 @@ pub(super) fn run(
     config: &Config,
 ) -> Result<(), CliError> {
     let store = open_store(config)?;
-    let found = store.verify_with(&Progress::on_stderr())?;
-    let find = |head| store.find_head(&head).map(|status| (status, head));
+    let found = store.ledger.verify_with(&Progress::on_stderr())?;
+    let find = |head| store.ledger.find_head(&head).map(|status| (status, head));
     let through = through.map(find).transpose()?;
     let failure = failure(&found, through.as_ref());
     if json {

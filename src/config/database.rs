@@ -7,11 +7,11 @@ use rustix::system::uname;
 
 use super::raw_setting::{Problem, RawSetting};
 use super::settings::Settings;
+use crate::database::DatabaseLocation;
 use crate::files;
 use crate::secret::Secret;
-use crate::store::Database;
 
-pub(super) fn read(settings: &mut Settings) -> (Database, Option<PathBuf>) {
+pub(super) fn read(settings: &mut Settings) -> (DatabaseLocation, Option<PathBuf>) {
     let (mut database, in_file) = settings.value("database", |written| {
         Ok((parse(written)?, written.file().map(PathBuf::from)))
     });
@@ -33,15 +33,19 @@ pub(super) fn read(settings: &mut Settings) -> (Database, Option<PathBuf>) {
     (database, file)
 }
 
-fn parse(written: &RawSetting) -> Result<Database, Problem> {
-    Database::parse(written.text_or_default()?).map_err(|accepted| written.refuse_for(&accepted))
+fn parse(written: &RawSetting) -> Result<DatabaseLocation, Problem> {
+    DatabaseLocation::parse(written.text_or_default()?)
+        .map_err(|accepted| written.refuse_for(&accepted))
 }
 
 /// Reads the password from its file, and returns the file's path.
-fn read_password(written: &RawSetting, database: &mut Database) -> Result<PathBuf, Problem> {
+fn read_password(
+    written: &RawSetting,
+    database: &mut DatabaseLocation,
+) -> Result<PathBuf, Problem> {
     let path = PathBuf::from(written.text()?);
     let password = password_in(&path).map_err(|error| written.refuse_file(&error))?;
-    if let (Database::Postgres(uri), Some(password)) = (database, password) {
+    if let (DatabaseLocation::Postgres(uri), Some(password)) = (database, password) {
         if uri.password.is_some() {
             return Err(
                 written.refuse_for("no file, because the URI of database has a password too")
@@ -59,8 +63,8 @@ pub fn password_in(path: &Path) -> io::Result<Option<Secret>> {
     Ok((!text.is_empty()).then(|| Secret::new(text)))
 }
 
-fn has_password(database: &Database) -> bool {
-    matches!(database, Database::Postgres(uri) if uri.password.is_some())
+fn has_password(database: &DatabaseLocation) -> bool {
+    matches!(database, DatabaseLocation::Postgres(uri) if uri.password.is_some())
 }
 
 pub(super) fn host_name() -> String {
@@ -68,16 +72,16 @@ pub(super) fn host_name() -> String {
 }
 
 /// Reads the name of this gateway, by default the host's; empty if no other gateway can share the database.
-pub(super) fn read_gateway(settings: &mut Settings, database: &Database) -> String {
+pub(super) fn read_gateway(settings: &mut Settings, database: &DatabaseLocation) -> String {
     let host = host_name();
     let name = settings.value("gateway", |written| {
         written.parse(|text| (text.is_empty() || is_gateway_name(text)).then(|| text.to_owned()))
     });
     match database {
-        Database::Sqlite(_) => String::new(),
-        Database::Postgres(_) if !name.is_empty() => name,
-        Database::Postgres(_) if is_gateway_name(&host) => host,
-        Database::Postgres(_) => "gateway".into(),
+        DatabaseLocation::Sqlite(_) => String::new(),
+        DatabaseLocation::Postgres(_) if !name.is_empty() => name,
+        DatabaseLocation::Postgres(_) if is_gateway_name(&host) => host,
+        DatabaseLocation::Postgres(_) => "gateway".into(),
     }
 }
 

@@ -21,8 +21,8 @@ pub use search::{GroundingMode, SearchBackend, SearchConfig};
 pub use settings::ConfigError;
 use settings::{Environment, Settings};
 
+use crate::database::DatabaseLocation;
 use crate::listener::{Address, Proxies};
-use crate::store::Database;
 
 /// The file that is read if none is named.
 const DEFAULT_FILE: &str = "/etc/adriaticum/adriaticum.toml";
@@ -35,7 +35,7 @@ pub struct Config {
     pub console_host: Option<String>,
     /// `console_host` is not set: the console is served to clients on this host only.
     pub console_is_local: bool,
-    pub database: Database,
+    pub database: DatabaseLocation,
     /// The file with its password, if there is one.
     pub database_password_file: Option<PathBuf>,
     /// The gateway's name in a shared database; empty if the database is a file.
@@ -158,8 +158,8 @@ impl Config {
     /// The database as messages name it: a file with its whole path, a URI without its password.
     pub fn database_name(&self) -> String {
         match &self.database {
-            Database::Sqlite(path) => absolute(path),
-            Database::Postgres(uri) => uri.to_string(),
+            DatabaseLocation::Sqlite(path) => absolute(path),
+            DatabaseLocation::Postgres(uri) => uri.to_string(),
         }
     }
 
@@ -174,13 +174,13 @@ impl Config {
                 .is_some_and(|file| file == Path::new(DEFAULT_FILE));
         match (&self.database, &self.file) {
             _ if is_usual || !is_local || !self.console_is_local => command.into(),
-            (Database::Sqlite(path), _) => {
+            (DatabaseLocation::Sqlite(path), _) => {
                 format!("ADRIATICUM_DATABASE='{}' {command}", absolute(path))
             }
-            (Database::Postgres(_), Some(file)) => {
+            (DatabaseLocation::Postgres(_), Some(file)) => {
                 format!("adriaticum --config '{}' console password", absolute(file))
             }
-            (Database::Postgres(_), None) => command.into(),
+            (DatabaseLocation::Postgres(_), None) => command.into(),
         }
     }
 
@@ -429,7 +429,7 @@ mod tests {
             ])
         };
         let config = database("postgresql://user@db.test/").expect("a good URI");
-        let Database::Postgres(uri) = &config.database else {
+        let DatabaseLocation::Postgres(uri) = &config.database else {
             panic!("it is a URI");
         };
         assert_eq!(
@@ -442,7 +442,7 @@ mod tests {
                 && !config.database.to_string().contains("sesame")
         );
         let config = database("some.db").expect("the packaged service always names a file");
-        assert_eq!(config.database, Database::Sqlite("some.db".into()));
+        assert_eq!(config.database, DatabaseLocation::Sqlite("some.db".into()));
         fs::remove_file(&path).expect("the file should still be there");
     }
 
@@ -467,12 +467,12 @@ mod tests {
             let config =
                 Config::read(Some(&file), set.collect()).unwrap_or_else(|error| panic!("{error}"));
             let password = match &config.database {
-                Database::Postgres(uri) => uri
+                DatabaseLocation::Postgres(uri) => uri
                     .password
                     .as_ref()
                     .map(Secret::expose)
                     .unwrap_or_default(),
-                Database::Sqlite(_) => "",
+                DatabaseLocation::Sqlite(_) => "",
             };
             let key = config
                 .runtime

@@ -8,7 +8,7 @@ use regex_lite::Regex;
 use super::raw_setting::{Problem, RawSetting};
 use super::runtime::base_address;
 use super::settings::Settings;
-use crate::store::Database;
+use crate::database::DatabaseLocation;
 
 #[derive(Clone, Debug)]
 pub struct SearchConfig {
@@ -50,7 +50,7 @@ pub enum GroundingMode {
     Auto,
 }
 
-pub(super) fn read(settings: &mut Settings, database: &Database) -> SearchConfig {
+pub(super) fn read(settings: &mut Settings, database: &DatabaseLocation) -> SearchConfig {
     let backend = settings.value("search.url", backend);
     let patterns = settings.value("search.match", patterns);
     let has_backend = backend.is_some() || settings.wrong.contains(&"search.url");

@@ -7,8 +7,8 @@ use super::html::format;
 use super::html::table::{cards, choices, heading, page_links};
 use super::layout;
 use super::page::{Operator, PageResult};
+use crate::audit::{AuditRow, AuditSubject};
 use crate::id::has_shape;
-use crate::store::{AuditRow, AuditSubject};
 
 const ROWS_PER_PAGE: usize = 50;
 
@@ -29,7 +29,8 @@ pub fn page(operator: &Operator) -> PageResult {
     let mut rows = operator
         .console
         .store
-        .newest_audit(about, before, ROWS_PER_PAGE as i64 + 1)?;
+        .audit
+        .newest(about, before, ROWS_PER_PAGE as i64 + 1)?;
     let has_more = rows.len() > ROWS_PER_PAGE;
     rows.truncate(ROWS_PER_PAGE);
     let address = |about: Option<AuditSubject>, before: &str| {

@@ -6,9 +6,9 @@ use maud::html;
 
 use super::layout::{copy_box, operator_page, plain_page};
 use super::page::{Operator, PageError};
+use crate::database::DatabaseError;
 use crate::http::Response;
 use crate::logging;
-use crate::store::StoreError;
 
 /// A page that requests an address again, now from within this site.
 pub fn reload_from_here(address: &str) -> Response {
@@ -76,7 +76,7 @@ pub fn error(operator: Option<&Operator>, peer: Option<IpAddr>, error: &PageErro
             let text = "The service’s log has the reason. Completions are not affected.";
             (503, "Something went wrong", text, Some(5))
         }
-        PageError::Store(error @ StoreError::RowsRemoved(_)) => {
+        PageError::Store(error @ DatabaseError::RowsRemoved(_)) => {
             reason = format!("{error}.");
             (400, "These figures are not kept", reason.as_str(), None)
         }

@@ -20,11 +20,11 @@ use self::page::{Operator, PageError, PageRequest, PageResult};
 use self::session::{cookies, sign_in};
 pub use self::state::Console;
 use crate::api::key;
+use crate::console::sessions::TokenKind;
 use crate::http::{ClientInfo, Request, RequestHead, Response};
 use crate::listener::{Admission, Destination, Lane};
 use crate::logging;
 use crate::monitoring::MonitoringEndpoints;
-use crate::store::TokenKind;
 use crate::when;
 
 /// Makes a browser that came by HTTPS use nothing else for a year.
@@ -64,10 +64,8 @@ impl Console {
             }
             self.browsers.look_up(&self.store, request);
             let session = cookies::digest(request.client, &request.head, cookies::SESSION)?;
-            let is_valid = self
-                .store
-                .has_token(&session, TokenKind::Session, when::now())
-                .ok()?;
+            let is_valid =
+                sessions::has_token(&self.store, &session, TokenKind::Session, when::now()).ok()?;
             is_valid.then(|| hex::encode(session.0))
         };
         let name = panic::catch_unwind(AssertUnwindSafe(find)).ok()??;
@@ -91,7 +89,7 @@ impl Console {
 
     fn page(&self, http: &Request) -> PageResult {
         let request = PageRequest::read(http)?;
-        let Some(password) = self.store.console_password()? else {
+        let Some(password) = sessions::password(&self.store)? else {
             let command = self.config.password_command(http.client.is_local());
             return Ok(error_pages::no_password(&command));
         };

@@ -5,9 +5,12 @@ use std::time::Duration;
 use super::html::form::{Form, link};
 use super::session::cookies::{self, BROWSER, SESSION, form_token};
 use super::state::Console;
+use crate::audit::Actor;
+use crate::console::sessions::TokenKind;
+use crate::database::DatabaseError;
 use crate::http::{Request, Response};
 use crate::secret::{SecretDigest, contains_secret};
-use crate::store::{Actor, Store, StoreError, TokenKind};
+use crate::store::Store;
 use crate::when;
 
 /// The most bytes of a form: names and passwords are short.
@@ -179,7 +182,12 @@ impl<'a> PageRequest<'a> {
         let Some(cookie) = self.cookie(SESSION) else {
             return Ok(None);
         };
-        let is_valid = store.has_token(&SecretDigest::of(cookie), TokenKind::Session, self.now)?;
+        let is_valid = sessions::has_token(
+            &store,
+            &SecretDigest::of(cookie),
+            TokenKind::Session,
+            self.now,
+        )?;
         Ok(is_valid.then_some(cookie))
     }
 
@@ -202,7 +210,7 @@ pub enum PageError {
     Stale,
     /// A form that another site sent.
     Foreign,
-    Store(StoreError),
+    Store(DatabaseError),
     /// A range of time that can't be shown, and why.
     Range(String),
     Wait(Duration),
@@ -211,8 +219,8 @@ pub enum PageError {
     Panic,
 }
 
-impl From<StoreError> for PageError {
-    fn from(error: StoreError) -> Self {
+impl From<DatabaseError> for PageError {
+    fn from(error: DatabaseError) -> Self {
         Self::Store(error)
     }
 }

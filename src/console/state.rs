@@ -9,8 +9,10 @@ use super::session::browsers::KnownBrowsers;
 use super::session::throttle::SignInThrottle;
 use super::status::check_runner::CheckRunner;
 use crate::config::Config;
+use crate::database::DatabaseError;
+use crate::ledger::Gateway;
 use crate::monitoring::MonitoringEndpoints;
-use crate::store::{Gateway, Store, StoreError};
+use crate::store::Store;
 
 pub struct Console {
     pub(super) config: Arc<Config>,
@@ -44,11 +46,11 @@ impl Console {
     }
 
     /// The gateways that share the database; empty if it is a file.
-    pub(super) fn shared_gateways(&self) -> Result<Vec<Gateway>, StoreError> {
+    pub(super) fn shared_gateways(&self) -> Result<Vec<Gateway>, DatabaseError> {
         if self.config.database.file().is_some() {
             Ok(Vec::new())
         } else {
-            self.store.gateways()
+            self.store.ledger.gateways()
         }
     }
 

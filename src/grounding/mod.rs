@@ -12,9 +12,9 @@ pub use quotation::Quotation;
 
 use crate::config::{GroundingMode, SearchConfig};
 use crate::error::{ApiError, Failure};
+use crate::ledger::LedgerRow;
 use crate::runtime::{Chat, RequestCost, Role, Runtimes};
 use crate::search::Search;
-use crate::store::LedgerRow;
 use crate::when::milliseconds;
 
 pub struct Grounding {

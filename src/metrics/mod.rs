@@ -13,9 +13,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use self::exposition::MetricsText;
 use self::histogram::Histogram;
 use crate::error::ApiError;
+use crate::keys::{Key, KeyBudget};
+use crate::ledger::LedgerRow;
 use crate::listener::{LoadEvent, Snapshot};
 use crate::runtime::RuntimeStatus;
-use crate::store::{Key, KeyBudget, LedgerRow};
 
 /// The reasons for asking Search, in the ledger's terms.
 const SEARCH_REASONS: [&str; 3] = ["always", "match", "model"];
@@ -403,8 +404,9 @@ fn measured(figure: Option<i64>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::keys::{Budget, BudgetPeriod};
+    use crate::ledger::Tokens;
     use crate::listener::Gauge;
-    use crate::store::{Budget, BudgetPeriod, Tokens};
 
     const LEDGER: LedgerGauges = LedgerGauges {
         is_available: true,

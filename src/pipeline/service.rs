@@ -14,9 +14,9 @@ use crate::console::Console;
 use crate::error::{ApiError, Failure};
 use crate::http::head::split_authority;
 use crate::http::{ClientInfo, RequestHead, Response};
+use crate::keys::Key;
 use crate::listener::{Admission, Destination, Lane, PendingRequest, RunningRequest, Service};
 use crate::network::ClientNetwork;
-use crate::store::Key;
 use crate::when;
 
 impl Service for Pipeline {
@@ -49,7 +49,7 @@ impl Service for Pipeline {
     }
 
     fn outage(&self) -> Option<Failure> {
-        self.store.outage().as_ref().map(ledger::unavailable)
+        self.store.ledger.outage().as_ref().map(ledger::unavailable)
     }
 
     fn identify(&self, pending: &PendingRequest) -> Result<Option<Lane>, Response> {
@@ -72,7 +72,7 @@ impl Service for Pipeline {
 
     fn lanes(&self, ids: &[Arc<str>]) -> Option<Vec<Lane>> {
         let now = when::now();
-        let keys = self.store.find_keys(ids).ok()?.into_iter();
+        let keys = self.store.keys.find_all(ids).ok()?.into_iter();
         Some(keys.filter(|key| key.is_valid(now)).map(lane).collect())
     }
 

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use serde::Serialize;
 
-use crate::store::Tokens;
+use crate::ledger::Tokens;
 
 #[derive(Debug, Serialize)]
 pub struct Chat<'a> {

@@ -216,7 +216,7 @@ impl RuntimeState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Tokens;
+    use crate::ledger::Tokens;
 
     fn answer() -> Result<Generated, RuntimeError> {
         Ok(Generated {

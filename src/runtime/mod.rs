@@ -21,7 +21,7 @@ pub use wire::{read_answer, read_refusal};
 
 use crate::client::{Call, Cancellation, HttpClient};
 use crate::config::RuntimeConfig;
-use crate::store::Tokens;
+use crate::ledger::Tokens;
 
 /// The bounds of the limit on the size of an answer, apart from a repeated prompt. Every worker may hold an answer, so
 /// the limit is a worker's share of `buffer_limit`. The least is enough for an honest answer: a completion has at most

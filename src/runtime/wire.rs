@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 
 use super::chat::{Chat, Generated};
 use super::error::RuntimeError;
-use crate::store::Tokens;
+use crate::ledger::Tokens;
 
 /// The largest plausible token figure: a larger one was not measured, and sums of these can't overflow.
 const MAX_FIGURE: u32 = 1_000_000_000;

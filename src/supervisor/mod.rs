@@ -173,7 +173,7 @@ impl Monitored {
             Some("the event loop does not answer")
         } else if self.listener.are_workers_stuck(self.longest_work) {
             Some("every worker has been busy with one request for longer than a request may take")
-        } else if self.store.is_stuck() {
+        } else if self.store.database.is_stuck() {
             Some("a write to the ledger hangs")
         } else {
             None

@@ -5,7 +5,9 @@ use std::process::Command;
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use adriaticum::store::{Access, Database, LedgerRow, Store, Tokens};
+use adriaticum::database::{Access, DatabaseLocation};
+use adriaticum::ledger::{LedgerRow, Tokens};
+use adriaticum::store::Store;
 use rusqlite::types::Value::Integer;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -18,7 +20,7 @@ const WRITERS: i64 = 8;
 
 /// Writes rows of the last 60 days, with every kind of outcome.
 fn fill(store: &Store) {
-    let keys = store.list_keys().expect("the keys");
+    let keys = store.keys.list().expect("the keys");
     let start = now() - 60 * 86_400;
     let write = |n: i64| {
         let (key, is_measured, is_grounded) =
@@ -53,7 +55,7 @@ fn fill(store: &Store) {
             search_ms: is_grounded.then_some(0.5),
             ..LedgerRow::default()
         };
-        store.append(row).expect("a row");
+        store.ledger.append(row).expect("a row");
     };
     // Rows that several threads write at once share a transaction.
     thread::scope(|scope| {
@@ -126,8 +128,11 @@ fn a_hundred_thousand_rows_are_the_same_afterwards() {
     let server = Server::new(None).sqlite();
     (0..3).for_each(|_| drop(server.key()));
     assert!(set_password(&server, PASSWORD).status.success());
-    let store = Store::open(&Database::Sqlite(path(&server).into()), Access::Existing)
-        .expect("the database");
+    let store = Store::open(
+        &DatabaseLocation::Sqlite(path(&server).into()),
+        Access::Existing,
+    )
+    .expect("the database");
     fill(&store);
     drop(store);
     let before = reports(&server);

@@ -12,12 +12,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use adriaticum::database::{Access, DatabaseLocation};
 use adriaticum::error::Failure;
 use adriaticum::http::{self, RequestHead, Response};
 use adriaticum::listener::{
     Admission, Destination, Lane, Limits, PendingRequest, RunningRequest, Service,
 };
-use adriaticum::store::{Access, Database, Store};
+use adriaticum::store::Store;
 use adriaticum::supervisor::{Monitored, Notify, Supervisor};
 use rustix::process::Signal;
 
@@ -277,8 +278,11 @@ fn the_watchdog_is_not_fed_for_a_loop_or_workers_that_are_stuck() {
         notify: Some(Notify::new(folder.path("notify").as_os_str(), Some(time)).expect("a socket")),
         listener: Arc::clone(&listener.state),
         store: Arc::new(
-            Store::open(&Database::Sqlite(folder.path("a.db")), Access::Create)
-                .expect("a database"),
+            Store::open(
+                &DatabaseLocation::Sqlite(folder.path("a.db")),
+                Access::Create,
+            )
+            .expect("a database"),
         ),
         longest_work: Duration::from_millis(1),
         status: Box::new(String::new),

@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 
 use crate::console::{html::form::Form, page::PageRequest};
-use crate::store::{
+use crate::keys::{
     Budget, BudgetPeriod, CONCURRENT_TAKES, Key, KeyName, Permission, parse_concurrent,
 };
 use crate::when::{self, When};

@@ -14,11 +14,12 @@ use crate::console::{
     layout,
     page::{Operator, PageResult},
 };
-use crate::store::{
-    Budget, Filter, Key, KeyBudget, KeyState, Permission, Range, Span, Store, StoreError, Sums,
-    time_left,
-};
+use crate::database::DatabaseError;
+use crate::keys::{Budget, Key, KeyBudget, KeyState, Permission, time_left};
+use crate::ledger::{Filter, Span, Sums};
+use crate::store::Store;
 use crate::text::grouped;
+use crate::when::Range;
 use crate::when::{DAY, interval_end};
 
 /// The days over which requests are counted: today and the days before it.
@@ -165,14 +166,14 @@ pub fn recent_sums(
     store: &Store,
     filter: Filter,
     now: i64,
-) -> Result<HashMap<String, Sums>, StoreError> {
+) -> Result<HashMap<String, Sums>, DatabaseError> {
     let until = interval_end(now, DAY);
     let range = Range {
         since: until - COUNTED_DAYS * DAY,
         until,
     };
     let mut figures: HashMap<String, Sums> = HashMap::new();
-    store.figures(Span::Day, range, filter, |row| {
+    store.ledger.figures(Span::Day, range, filter, |row| {
         figures.entry(row.key_id).or_default().add(&row.sums);
     })?;
     Ok(figures)
@@ -182,7 +183,7 @@ pub fn page(operator: &Operator) -> PageResult {
     let Operator {
         console, request, ..
     } = *operator;
-    let keys = console.store.list_keys()?;
+    let keys = console.store.keys.list()?;
     let mut view = KeyListView::read(&request.query);
     let named = |what: &str| {
         keys.iter()

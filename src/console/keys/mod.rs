@@ -12,8 +12,9 @@ use super::layout::{self, copy_box, form_token};
 use super::page::{Operator, PageError, PageResult};
 use crate::checks::is_local;
 use crate::http::{Request, Response};
+use crate::keys::{Key, KeyChange, KeyChanged, KeyState, NewKey, Permission};
+use crate::ledger::{Filter, Sums};
 use crate::secret::{SecretDigest, new_secret, secret_hex};
-use crate::store::{Filter, Key, KeyChange, KeyChanged, KeyState, NewKey, Permission, Sums};
 use crate::text::{count, grouped};
 
 /// The number of random bytes that identify a form for a new key.
@@ -77,7 +78,8 @@ pub fn create(operator: &Operator) -> PageResult {
     if !operator
         .console
         .store
-        .add_key_as(&id, &secret, &key, &request.actor())?
+        .keys
+        .add_as(&id, &secret, &key, &request.actor())?
     {
         return Ok(layout::redirect(&format!("/keys?made={id}")));
     }
@@ -165,7 +167,12 @@ enum NotSaved {
 
 pub fn page(operator: &Operator, id: &str) -> PageResult {
     let request = operator.request;
-    let key = operator.console.store.key(id)?.ok_or(PageError::NotFound)?;
+    let key = operator
+        .console
+        .store
+        .keys
+        .get(id)?
+        .ok_or(PageError::NotFound)?;
     let Some(wanted) = KeyForm::typed(request) else {
         return key_page(operator, &key, &KeyForm::from_key(&key, request.now), None);
     };
@@ -182,7 +189,7 @@ pub fn change(operator: &Operator, id: &str) -> PageResult {
     let Operator {
         console, request, ..
     } = *operator;
-    let key = console.store.key(id)?.ok_or(PageError::NotFound)?;
+    let key = console.store.keys.get(id)?.ok_or(PageError::NotFound)?;
     let wanted = KeyForm::read(&request.form, request.now);
     let not_saved = |key: &Key, why| key_page(operator, key, &wanted, Some(&why));
     let KeyTerms {
@@ -201,7 +208,7 @@ pub fn change(operator: &Operator, id: &str) -> PageResult {
         KeyChange::Concurrent(concurrent),
         KeyChange::Budget(budget),
     ];
-    match console.store.change_key(
+    match console.store.keys.change(
         id,
         Some(request.form.get("version")),
         &changes,
@@ -315,7 +322,12 @@ fn facts(key: &Key, sums: &Sums, with_terms: bool, now: i64) -> Markup {
 
 pub fn confirm_revoke(operator: &Operator, id: &str) -> PageResult {
     let list = KeyListView::read(&operator.request.query);
-    let key = operator.console.store.key(id)?.ok_or(PageError::NotFound)?;
+    let key = operator
+        .console
+        .store
+        .keys
+        .get(id)?
+        .ok_or(PageError::NotFound)?;
     if key.revoked.is_some() {
         // The browser went back after the revocation: the key's page has its time.
         return Ok(layout::redirect(&list.key_address(id, "")));
@@ -352,7 +364,8 @@ pub fn revoke(operator: &Operator, id: &str) -> PageResult {
     if !operator
         .console
         .store
-        .revoke_key(id, request.now, &request.actor())?
+        .keys
+        .revoke(id, request.now, &request.actor())?
     {
         return Err(PageError::NotFound);
     }

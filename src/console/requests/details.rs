@@ -10,7 +10,7 @@ use crate::console::{
 };
 use crate::http::Response;
 use crate::id::has_shape;
-use crate::store::LedgerRow;
+use crate::ledger::LedgerRow;
 use crate::text::count;
 
 pub fn is_id(text: &str) -> bool {
@@ -39,13 +39,13 @@ pub fn page(operator: &Operator, id: &str) -> PageResult {
     if !is_id(id) {
         return Err(PageError::NotFound);
     }
-    let Some(row) = console.store.find_row(id)? else {
+    let Some(row) = console.store.ledger.find_row(id)? else {
         let text = "The ledger has no such request. One without a valid key leaves no row, nor does one to an unknown \
                     address, one too large, or one that was turned away under load; and old rows may have been removed \
                     (usage.retention_days).";
         return Ok(missing(operator, id, text));
     };
-    let key = console.store.key(&row.key_id)?;
+    let key = console.store.keys.get(&row.key_id)?;
     let content = html! {
         main {
             p.crumbs { a href=(operator.request.with_query("/requests")) { "Requests" } " / Request" }

@@ -10,11 +10,14 @@ use crate::console::{
     page::{Operator, PageError, PageResult},
     usage::view::UsageView,
 };
+use crate::database::DatabaseError;
 use crate::http::Response;
 use crate::http::response::{BodyStream, BodyStreamError};
-use crate::store::{LedgerRow, Range, RowFilter, Span, Store, StoreError, Sums};
+use crate::ledger::{LedgerRow, RowFilter, Span, Sums};
+use crate::store::Store;
 use crate::text::{cells, csv_line};
 use crate::when;
+use crate::when::Range;
 
 const ROWS_PER_PIECE: usize = 500;
 
@@ -34,7 +37,7 @@ const TOTALS_COLUMNS: [&str; 9] = [
 const MAX_EXPORTS: usize = 4;
 
 /// The next piece of a download, empty if nothing was found yet; `None` at the end.
-type NextPiece = Result<Option<String>, StoreError>;
+type NextPiece = Result<Option<String>, DatabaseError>;
 
 struct Download<F> {
     next_piece: F,
@@ -82,7 +85,7 @@ pub fn rows(operator: &Operator, is_json: bool) -> PageResult {
         ),
     };
     let store = &operator.console.store;
-    let view = UsageView::from_request(operator)?.with_key(store, &store.list_keys()?)?;
+    let view = UsageView::from_request(operator)?.with_key(store, &store.keys.list()?)?;
     let pieces = row_pieces(Arc::clone(store), view.row_filter(), is_json);
     start(operator, &view, "usage", extension, opening, pieces)
 }
@@ -94,7 +97,9 @@ fn row_pieces(store: Arc<Store>, filter: RowFilter, is_json: bool) -> impl FnMut
         if is_done {
             return Ok(None);
         }
-        let listing = store.oldest(&filter, after.as_deref(), ROWS_PER_PIECE)?;
+        let listing = store
+            .ledger
+            .oldest(&filter, after.as_deref(), ROWS_PER_PIECE)?;
         let mut piece = String::new();
         for row in &listing.rows {
             if is_json {
@@ -118,10 +123,10 @@ fn row_pieces(store: Arc<Store>, filter: RowFilter, is_json: bool) -> impl FnMut
 /// The totals by key and day, for billing. A piece is a day, so that the memory does not grow with the range.
 pub fn totals(operator: &Operator) -> PageResult {
     let console = operator.console;
-    let keys = console.store.list_keys()?;
+    let keys = console.store.keys.list()?;
     let view = UsageView::from_request(operator)?.with_key(&console.store, &keys)?;
     // Before the first piece: a download that has begun can't be refused.
-    console.store.check_rows_of(view.range)?;
+    console.store.ledger.check_rows_of(view.range)?;
     let heading = BYTE_ORDER_MARK.to_owned() + &csv_line(&TOTALS_COLUMNS.map(String::from));
     let names = keys.into_iter().map(|key| (key.id, key.name)).collect();
     let (store, asked) = (Arc::clone(&console.store), view.clone());
@@ -142,9 +147,9 @@ fn day_lines(
     view: &UsageView,
     names: &BTreeMap<String, String>,
     day: Range,
-) -> Result<String, StoreError> {
+) -> Result<String, DatabaseError> {
     let mut by_key: BTreeMap<String, Sums> = BTreeMap::new();
-    store.figures(Span::Day, day, view.filter(), |row| {
+    store.ledger.figures(Span::Day, day, view.filter(), |row| {
         if view
             .matching()
             .includes(row.status, row.error_code.as_deref())
@@ -206,8 +211,8 @@ fn start(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ledger::{Matching, SEARCHED_ROWS};
     use crate::store::tests::Temporary;
-    use crate::store::{Matching, SEARCHED_ROWS};
 
     /// An export of few rows among many held one of the console's two threads until it found the first.
     #[test]

@@ -13,7 +13,7 @@ use crate::console::{
     usage::{filters::filters, view::UsageView},
 };
 use crate::id::RequestId;
-use crate::store::{LedgerRow, Listing};
+use crate::ledger::{LedgerRow, Listing};
 use crate::text::grouped;
 
 const ROWS_PER_PAGE: usize = 50;
@@ -35,7 +35,7 @@ pub fn page(operator: &Operator) -> PageResult {
     let Operator {
         console, request, ..
     } = *operator;
-    let keys = console.store.list_keys()?;
+    let keys = console.store.keys.list()?;
     let view = UsageView::from_request(operator)?.with_key(&console.store, &keys)?;
     let gateways = console.shared_gateways()?;
     let id = |name| Some(request.query.get(name)).filter(|id| details::is_id(id));
@@ -45,12 +45,14 @@ pub fn page(operator: &Operator) -> PageResult {
             let mut listing =
                 console
                     .store
+                    .ledger
                     .oldest(&view.row_filter(), Some(after), ROWS_PER_PAGE)?;
             listing.rows.reverse();
             listing
         }
         None => console
             .store
+            .ledger
             .newest(&view.row_filter(), before, ROWS_PER_PAGE)?,
     };
     let is_cut = listing.searched_to.is_some();

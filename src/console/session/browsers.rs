@@ -4,11 +4,12 @@ use std::sync::Mutex;
 
 use super::cookies::{self, BROWSER, SESSION};
 use super::throttle::SignInSource;
+use crate::database::DatabaseError;
 use crate::http::{ClientInfo, Request, RequestHead};
 use crate::listener::{Admission, Destination};
 use crate::mutex::lock;
 use crate::secret::SecretDigest;
-use crate::store::{Store, StoreError};
+use crate::store::Store;
 use crate::when;
 
 /// The known browsers, for the event loop, which can't query the database. A browser that signed in
@@ -24,8 +25,8 @@ impl KnownBrowsers {
         browsers
     }
 
-    pub fn refresh(&self, store: &Store, now: i64) -> Result<(), StoreError> {
-        let browsers = store.known_browsers(now)?;
+    pub fn refresh(&self, store: &Store, now: i64) -> Result<(), DatabaseError> {
+        let browsers = sessions::known_browsers(&store, now)?;
         *lock(&self.0) = browsers;
         Ok(())
     }

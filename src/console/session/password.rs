@@ -3,7 +3,7 @@
 use argon2::{Algorithm, Argon2, Block, Params, Version};
 use rand::TryRng;
 
-use crate::store::PasswordHash;
+use crate::console::sessions::PasswordHash;
 
 /// The fewest and the most characters.
 const FEWEST: usize = 12;

@@ -7,6 +7,7 @@ use maud::{Markup, html};
 use super::cookies::{self, BROWSER, SESSION, VISITOR};
 use super::password;
 use super::throttle::SignInSource;
+use crate::console::sessions::{PasswordHash, TokenKind};
 use crate::console::{
     error_pages,
     html::form::link,
@@ -19,7 +20,6 @@ use crate::http::Response;
 use crate::logging;
 use crate::mutex::lock;
 use crate::secret::{SecretDigest, secret_hex};
-use crate::store::{PasswordHash, TokenKind};
 use crate::text::count;
 use crate::when::{DAY, HOUR};
 
@@ -62,7 +62,10 @@ pub fn submit(console: &Console, request: &PageRequest, stored: &PasswordHash) -
     }
     if !password::verify(request.form.get("password"), stored) {
         throttle().failed(source, Instant::now());
-        console.store.note_failed_sign_in(client.peer, request.now);
+        console
+            .store
+            .audit
+            .note_failed_sign_in(client.peer, request.now);
         if logging::allow_refusal_line(FailureCause::SignIn, client.peer) {
             log::warn!("console: sign-in failed, client={}", request.client());
         }
@@ -78,10 +81,13 @@ pub fn submit(console: &Console, request: &PageRequest, stored: &PasswordHash) -
         (SecretDigest::of(&session), TokenKind::Session, SESSION_TIME),
         (SecretDigest::of(&browser), TokenKind::Browser, BROWSER_TIME),
     ];
-    if !console
-        .store
-        .sign_in(tokens, request.now, stored, &request.actor())?
-    {
+    if !sessions::sign_in(
+        &console.store,
+        tokens,
+        request.now,
+        stored,
+        &request.actor(),
+    )? {
         // The password was changed meanwhile.
         return wrong();
     }
@@ -135,10 +141,7 @@ pub fn form(console: &Console, request: &PageRequest, refused: Option<(u16, Mark
 }
 
 pub fn sign_out(operator: &Operator) -> PageResult {
-    operator
-        .console
-        .store
-        .remove_token(SecretDigest::of(operator.session))?;
+    sessions::remove_token(&operator.console.store, SecretDigest::of(operator.session))?;
     let deleted = cookies::set_line(operator.request.http.client, SESSION, "", 0);
     Ok(layout::redirect("/sign-in").with("set-cookie", deleted))
 }

@@ -16,8 +16,9 @@ use super::page::{Operator, PageResult};
 use super::state::Console;
 use crate::checks::Verdict;
 use crate::config::GroundingMode;
+use crate::database::DatabaseError;
+use crate::ledger::Gateway;
 use crate::listener::{Gauge, LoadEvent};
-use crate::store::{Gateway, StoreError};
 use crate::text::{count, grouped};
 use crate::when;
 
@@ -119,7 +120,7 @@ fn facts(console: &Console) -> Markup {
     let load = console.monitoring.listener.snapshot();
     let [buffered, buffer_limit] = [load.buffered_bytes.now, load.buffered_bytes.limit]
         .map(|bytes| bytes as f64 / 1024.0 / 1024.0);
-    let wal = console.store.wal_figures();
+    let wal = console.store.database.wal_figures();
     let file = console.config.database.file();
     let size = file
         .and_then(|file| file.metadata().ok())
@@ -167,7 +168,7 @@ fn searches(console: &Console) -> Option<String> {
 }
 
 /// A table of the gateways that share the database; nothing if it is a file.
-fn gateways(console: &Console) -> Result<Markup, StoreError> {
+fn gateways(console: &Console) -> Result<Markup, DatabaseError> {
     let gateways = console.shared_gateways()?;
     let cells = |gateway: &Gateway| {
         let ago = gateway.seen_ago;
@@ -191,12 +192,12 @@ fn gateways(console: &Console) -> Result<Markup, StoreError> {
 }
 
 /// A table of the keys whose requests run or wait; nothing if there are none.
-fn queue_by_key(console: &Console) -> Result<Markup, StoreError> {
+fn queue_by_key(console: &Console) -> Result<Markup, DatabaseError> {
     let mut lanes = console.monitoring.listener.lanes();
     if lanes.is_empty() {
         return Ok(html! {});
     }
-    let keys = console.store.list_keys()?;
+    let keys = console.store.keys.list()?;
     lanes.sort_by_key(|lane| Reverse((lane.waiting, lane.running, lane.shed)));
     let rows = lanes.iter().map(|lane| {
         let name = keys

@@ -2,7 +2,8 @@
 
 use time::{Date, Month, OffsetDateTime};
 
-use crate::store::{Range, Span};
+use crate::ledger::Span;
+use crate::when::Range;
 use crate::when::{self, DAY, HOUR};
 
 /// 1970-01-05, the first Monday.

@@ -86,7 +86,7 @@ fn table(view: &UsageView, report: &UsageReport, pages: &Pages) -> Markup {
 mod tests {
     use super::*;
     use crate::console::usage::view::DEFAULT_ORDER;
-    use crate::store::Sums;
+    use crate::ledger::Sums;
 
     fn key(name: &str, requests: i64, succeeded: i64, total_tokens: i64) -> KeyUsage {
         let sums = Sums {

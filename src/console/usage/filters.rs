@@ -11,8 +11,10 @@ use crate::console::{
     keys::list::is_match,
 };
 use crate::error::FailureCause;
-use crate::store::{Gateway, Key, Range};
+use crate::keys::Key;
+use crate::ledger::Gateway;
 use crate::text::count;
+use crate::when::Range;
 
 /// The most keys that are offered in a list. If there are more, the field is a search: a longer list makes the page exceed 60 KB.
 const KEYS_OFFERED: usize = 40;

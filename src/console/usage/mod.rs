@@ -16,14 +16,14 @@ use super::html::format::{self, figure, rate};
 use super::html::table::{heading, table};
 use super::layout;
 use super::page::{Operator, PageResult};
-use crate::store::Key;
+use crate::keys::Key;
 use crate::text::{count, grouped};
 
 pub fn page(operator: &Operator) -> PageResult {
     let Operator {
         console, request, ..
     } = *operator;
-    let keys = console.store.list_keys()?;
+    let keys = console.store.keys.list()?;
     let view = UsageView::from_request(operator)?
         .without_row_filters()
         .with_key(&console.store, &keys)?

@@ -6,8 +6,12 @@ use std::collections::{BTreeMap, HashMap};
 use super::bar_interval::BarInterval;
 use super::chart::Series;
 use super::view::UsageView;
-use crate::store::{Key, Range, Span, Store, StoreError, Sums};
+use crate::database::DatabaseError;
+use crate::keys::Key;
+use crate::ledger::{Span, Sums};
+use crate::store::Store;
 use crate::text::count;
+use crate::when::Range;
 use crate::when::{DAY, HOUR};
 
 /// The number of keys that have a colour of their own in a chart; the others share one.
@@ -91,7 +95,7 @@ impl UsageReport {
         view: &UsageView,
         keys: &[Key],
         now: i64,
-    ) -> Result<Self, StoreError> {
+    ) -> Result<Self, DatabaseError> {
         let span = span(view.range, now);
         let (step, ranges) = BarInterval::fitting(view.range, span);
         let places: HashMap<&str, usize> = keys
@@ -110,38 +114,40 @@ impl UsageReport {
         let mut errors: BTreeMap<(Option<i64>, String), i64> = BTreeMap::new();
         let mut by_key: HashMap<String, KeyUsage> = HashMap::new();
         let matching = view.matching();
-        store.figures(span, view.range, view.filter(), |row| {
-            let key = by_key.entry(row.key_id).or_insert_with_key(|id| {
-                let place = places.get(id.as_str()).copied().unwrap_or(keys.len());
-                let name = keys.get(place).map_or(id, |key| &key.name).clone();
-                let bars = vec![Sums::default(); bars.len()];
-                KeyUsage {
-                    id: id.clone(),
-                    name,
-                    place,
-                    bars,
-                    ..KeyUsage::default()
+        store
+            .ledger
+            .figures(span, view.range, view.filter(), |row| {
+                let key = by_key.entry(row.key_id).or_insert_with_key(|id| {
+                    let place = places.get(id.as_str()).copied().unwrap_or(keys.len());
+                    let name = keys.get(place).map_or(id, |key| &key.name).clone();
+                    let bars = vec![Sums::default(); bars.len()];
+                    KeyUsage {
+                        id: id.clone(),
+                        name,
+                        place,
+                        bars,
+                        ..KeyUsage::default()
+                    }
+                });
+                all.add(&row.sums);
+                key.all.add(&row.sums);
+                if !matching.includes(row.status, row.error_code.as_deref()) {
+                    return;
                 }
-            });
-            all.add(&row.sums);
-            key.all.add(&row.sums);
-            if !matching.includes(row.status, row.error_code.as_deref()) {
-                return;
-            }
-            // The range may begin inside a span.
-            let start = row.start.max(view.range.since);
-            let at = bars.partition_point(|bar| bar.range.until <= start);
-            let kind = ResultKind::from_status(row.status);
-            bars[at].requests[kind as usize] += row.sums.requests;
-            if kind != ResultKind::Succeeded {
-                *errors
-                    .entry((row.status, row.error_code.unwrap_or_default()))
-                    .or_default() += row.sums.requests;
-            }
-            shown.add(&row.sums);
-            key.shown.add(&row.sums);
-            key.bars[at].add(&row.sums);
-        })?;
+                // The range may begin inside a span.
+                let start = row.start.max(view.range.since);
+                let at = bars.partition_point(|bar| bar.range.until <= start);
+                let kind = ResultKind::from_status(row.status);
+                bars[at].requests[kind as usize] += row.sums.requests;
+                if kind != ResultKind::Succeeded {
+                    *errors
+                        .entry((row.status, row.error_code.unwrap_or_default()))
+                        .or_default() += row.sums.requests;
+                }
+                shown.add(&row.sums);
+                key.shown.add(&row.sums);
+                key.bars[at].add(&row.sums);
+            })?;
         let mut errors: Vec<_> = errors
             .into_iter()
             .map(|((status, code), count)| (status, code, count))
@@ -155,7 +161,7 @@ impl UsageReport {
             let rank = |key: &KeyUsage| Reverse((key.shown.total_tokens, key.shown.requests));
             (rank(a), &a.name, &a.id).cmp(&(rank(b), &b.name, &b.id))
         });
-        let durations = store.newest_durations(&view.row_filter())?;
+        let durations = store.ledger.newest_durations(&view.row_filter())?;
         Ok(Self {
             all,
             shown,

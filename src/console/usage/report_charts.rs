@@ -8,8 +8,9 @@ use super::bar_interval::BarInterval;
 use super::chart::{AxisBar, Chart, Series};
 use super::report::{ResultKind, UsageReport, span};
 use super::view::UsageView;
-use crate::store::{Range, Span};
+use crate::ledger::Span;
 use crate::text::{count, grouped};
+use crate::when::Range;
 use crate::when::{DAY, HOUR};
 
 type Format = &'static [BorrowedFormatItem<'static>];
@@ -190,7 +191,7 @@ mod tests {
     use super::*;
     use crate::console::usage::report::Bar;
     use crate::console::usage::view::tests::{NOW, view};
-    use crate::store::Sums;
+    use crate::ledger::Sums;
 
     fn axis_of(query: &str) -> Vec<AxisBar> {
         let view = view(query);

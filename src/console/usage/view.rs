@@ -8,7 +8,11 @@ use crate::console::{
     keys::list::is_match,
     page::{Operator, PageError},
 };
-use crate::store::{Filter, Key, Matching, Range, RowFilter, SecretUse, Store, StoreError};
+use crate::database::DatabaseError;
+use crate::keys::{Key, SecretUse};
+use crate::ledger::{Filter, Matching, RowFilter};
+use crate::store::Store;
+use crate::when::Range;
 use crate::when::{self, DAY, When, interval_end};
 
 /// The ranges that are offered beside two times.
@@ -87,7 +91,7 @@ impl UsageView {
             console, request, ..
         } = *operator;
         let mut view = Self::read(&request.query, request.now).map_err(PageError::Range)?;
-        view.range = console.store.bounded(view.range, request.now)?;
+        view.range = console.store.ledger.bounded(view.range, request.now)?;
         if view.choice == "all" {
             view.range.until = interval_end(view.range.until - 1, DAY);
         }
@@ -158,8 +162,8 @@ impl UsageView {
     }
 
     /// This view with a range whose figures are kept.
-    pub fn answerable(self, store: &Store) -> Result<Self, StoreError> {
-        let range = store.answerable(self.range)?;
+    pub fn answerable(self, store: &Store) -> Result<Self, DatabaseError> {
+        let range = store.ledger.answerable(self.range)?;
         Ok(if range == self.range {
             self
         } else {
@@ -274,7 +278,7 @@ impl UsageView {
 
     /// This view with the key that its text means, if it means one: as the key's field has it, with its mark at the end, or
     /// as the commands take it, or by a part of its name.
-    pub fn with_key(self, store: &Store, keys: &[Key]) -> Result<Self, StoreError> {
+    pub fn with_key(self, store: &Store, keys: &[Key]) -> Result<Self, DatabaseError> {
         if self.key_text.is_empty() {
             return Ok(self);
         }
@@ -282,7 +286,7 @@ impl UsageView {
         let is_part = |key: &&Key| is_match(key, &self.key_text);
         let mut found: Vec<Key> = keys.iter().filter(is_marked).cloned().collect();
         if found.is_empty() {
-            found = store.resolve_key(&self.key_text, SecretUse::Refused)?;
+            found = store.keys.resolve(&self.key_text, SecretUse::Refused)?;
         }
         if found.is_empty() {
             found = keys.iter().filter(is_part).cloned().collect();
