@@ -1,11 +1,12 @@
 //! Writes the files of the package that come from the program's own definitions into a folder: manual pages,
 //! completions and the sample configuration.
 
+mod settings;
+
 use std::path::PathBuf;
 use std::{env, fs, io};
 
 use adriaticum::cli::definition;
-use adriaticum::config::reference;
 use clap_complete::Shell;
 
 fn main() -> io::Result<()> {
@@ -24,6 +25,6 @@ fn main() -> io::Result<()> {
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
         clap_complete::generate_to(shell, &mut definition(), "adriaticum", &folder)?;
     }
-    fs::write(folder.join("adriaticum.toml"), reference::sample_file())?;
-    fs::write(folder.join("adriaticum.toml.5"), reference::manual_page())
+    fs::write(folder.join("adriaticum.toml"), settings::sample_file())?;
+    fs::write(folder.join("adriaticum.toml.5"), settings::manual_page())
 }

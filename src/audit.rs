@@ -315,8 +315,8 @@ impl Audit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::console::sessions;
-    use crate::console::sessions::{PasswordHash, TokenKind};
+    use crate::console::session::credentials;
+    use crate::console::session::credentials::{PasswordHash, TokenKind};
     use crate::keys::{KeyChange, KeyChanged, KeyName, NewKey, Permission};
     use crate::secret::SecretDigest;
     use crate::store::Store;
@@ -435,7 +435,7 @@ mod tests {
             memory_kib: 8,
             passes: 1,
         };
-        sessions::set_password(&store, password.clone(), &by).expect("a password");
+        credentials::set_password(&store, password.clone(), &by).expect("a password");
         store.tamper("ALTER TABLE audit RENAME TO elsewhere");
         let name = KeyName::parse("x").expect("a name");
         let key = NewKey {
@@ -458,12 +458,12 @@ mod tests {
             (SecretDigest::of("a"), TokenKind::Session, 9),
             (SecretDigest::of("b"), TokenKind::Browser, 9),
         ];
-        assert!(sessions::sign_in(&store, tokens, 1, &password, &by).is_err());
+        assert!(credentials::sign_in(&store, tokens, 1, &password, &by).is_err());
         let other = PasswordHash {
             hash: vec![3],
             ..password.clone()
         };
-        assert!(sessions::set_password(&store, other, &by).is_err());
+        assert!(credentials::set_password(&store, other, &by).is_err());
         let keys = store.keys.list().expect("the keys");
         assert_eq!(keys.len(), 2);
         assert!(
@@ -471,10 +471,11 @@ mod tests {
                 .all(|key| key.expires.is_none() && key.revoked.is_none())
         );
         assert!(
-            !sessions::has_token(&store, &tokens[0].0, TokenKind::Session, 1).expect("a look-up")
+            !credentials::has_token(&store, &tokens[0].0, TokenKind::Session, 1)
+                .expect("a look-up")
         );
         assert_eq!(
-            sessions::password(&store).expect("a look-up"),
+            credentials::password(&store).expect("a look-up"),
             Some(password)
         );
     }
@@ -490,7 +491,7 @@ mod tests {
             memory_kib: 8,
             passes: 1,
         };
-        sessions::set_password(&store, password.clone(), &Actor::command("ana".into()))
+        credentials::set_password(&store, password.clone(), &Actor::command("ana".into()))
             .expect("a password");
         assert_eq!(only(store, "password_set").1, "ana");
         let fail = |address: &str, now| {
@@ -537,10 +538,10 @@ mod tests {
             hash: vec![3],
             ..password.clone()
         };
-        assert!(!sessions::sign_in(&store, tokens, 1, &wrong, &web).expect("another password"));
+        assert!(!credentials::sign_in(&store, tokens, 1, &wrong, &web).expect("another password"));
         assert!(rows(store).iter().all(|row| row.action != "signed_in"));
         fail("192.0.2.8", 201);
-        assert!(sessions::sign_in(&store, tokens, 1, &password, &web).expect("a sign-in"));
+        assert!(credentials::sign_in(&store, tokens, 1, &password, &web).expect("a sign-in"));
         assert_eq!(only(store, "signed_in").1, "192.0.2.1");
         assert_eq!(
             failed().len(),

@@ -92,12 +92,14 @@ pub fn read_text(path: &Path) -> io::Result<String> {
 }
 
 /// Reads the certificates of a PEM file: at least one.
-pub fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let text = read(path).map_err(|error| error.to_string())?;
+pub fn read_certificates(path: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
+    let text = read(path)?;
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
     match certificates {
-        Ok(certificates) if certificates.is_empty() => Err("there is no certificate in it".into()),
-        result => result.map_err(|_| "it is not valid PEM".into()),
+        Ok(certificates) if certificates.is_empty() => {
+            Err(io::Error::other("there is no certificate in it"))
+        }
+        result => result.map_err(|_| io::Error::other("it is not valid PEM")),
     }
 }
 

@@ -5,12 +5,13 @@
 //! - `cli` reads the command line, `config` the settings.
 //! - `listener` reads requests from the sockets on one thread and queues the complete ones for a fixed pool of workers;
 //!   `http` parses and encodes.
-//! - `dispatch` reads the head of a request and decides: answer at once, API or console. `console` serves the operator.
-//! - `pipeline` takes a request through the steps of `api`, in the order of error precedence.
-//! - `search` finds the passages that ground an answer, `runtime` calls the inference runtime, both through
-//!   `client`; `store` keeps the keys and the ledger.
+//! - `pipeline` reads the head of a request and decides: answer at once, API or console. It takes a
+//!   request through the steps of `api`, in the order of error precedence. `console` serves the
+//!   operator.
+//! - `grounding` decides whether an answer needs facts and quotes the passages that `search` finds,
+//!   `runtime` calls the inference runtime, both through `client`; `store` keeps the keys and the ledger.
 //! - `background` makes test writes, probes failed runtimes, removes old rows and keeps the heartbeat of a gateway.
-//! - `metrics` counts requests and their outcomes.
+//! - `metrics` counts requests and their outcomes; `monitoring` serves them, and answers health probes.
 //! - `supervisor` reports to systemd (readiness, reloads, stops, the watchdog) and reloads the configuration.
 //!
 //! Invariants:
@@ -31,7 +32,7 @@ pub mod listener;
 
 pub mod api;
 mod console;
-mod dispatch;
+mod grounding;
 mod pipeline;
 
 pub mod audit;
@@ -47,18 +48,21 @@ pub mod store;
 mod background;
 mod checks;
 mod metrics;
+mod monitoring;
 pub mod supervisor;
 
-mod der;
+mod certificates;
 pub mod error;
 mod files;
 pub mod id;
 mod mutex;
 pub mod network;
 pub mod progress;
+mod rate_limiter;
 pub mod secret;
 mod semaphore;
 mod text;
+mod thread_pool;
 mod timed_stream;
 mod users;
 mod when;

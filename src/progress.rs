@@ -129,7 +129,7 @@ impl Display {
     }
 }
 
-/// What is printed next begins on a free line, even after an error.
+/// Clears the line, even after an error: the next output begins on a free one.
 impl Drop for Display {
     fn drop(&mut self) {
         self.clear();

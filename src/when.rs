@@ -6,9 +6,6 @@ use time::format_description::BorrowedFormatItem;
 use time::macros::format_description;
 use time::{Date, OffsetDateTime, Time, UtcOffset};
 
-/// A day, in seconds.
-pub const DAY: i64 = 86_400;
-
 const DATE: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month]-[day]");
 const MINUTE: &[BorrowedFormatItem<'_>] =
     format_description!("[year]-[month]-[day] [hour]:[minute]");
@@ -18,14 +15,14 @@ const SECOND: &[BorrowedFormatItem<'_>] =
 const OFFSET: &[BorrowedFormatItem<'_>] =
     format_description!("[offset_hour sign:mandatory]:[offset_minute]");
 
-/// Times of a day, with and without seconds.
-const CLOCK: [&[BorrowedFormatItem<'_>]; 2] = [
-    format_description!("[hour]:[minute]"),
-    format_description!("[hour]:[minute]:[second]"),
-];
+const CLOCK: &[BorrowedFormatItem<'_>] =
+    format_description!(version = 2, "[hour]:[minute][optional [:[second]]]");
+
+pub const HOUR: i64 = 3_600;
+pub const DAY: i64 = 24 * HOUR;
 
 /// No clock is further from UTC: that of Kiribati is 14 hours ahead.
-const LARGEST_OFFSET: i64 = 14 * 3_600;
+const LARGEST_OFFSET: i64 = 14 * HOUR;
 
 /// A length of time, a date, or a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +59,7 @@ impl When {
         let seconds = match unit {
             's' => 1,
             'm' => 60,
-            'h' => 3_600,
+            'h' => HOUR,
             'd' => DAY,
             _ => return None,
         };
@@ -110,6 +107,11 @@ impl When {
             _ => self.end(now),
         }
     }
+}
+
+/// The end of the interval of so many seconds that a time is in.
+pub fn interval_end(time: i64, seconds: i64) -> i64 {
+    (time.div_euclid(seconds) + 1).saturating_mul(seconds)
 }
 
 /// A range of time: from the first second to before the second.
@@ -187,7 +189,7 @@ fn clock(text: &str) -> Option<(i64, i64)> {
         Some(at) => (&text[..at], UtcOffset::parse(&text[at..], OFFSET).ok()?),
         None => (text.as_str(), UtcOffset::UTC),
     };
-    let time = CLOCK.iter().find_map(|form| Time::parse(time, form).ok())?;
+    let time = Time::parse(time, CLOCK).ok()?;
     let offset = i64::from(offset.whole_seconds());
     (offset.abs() <= LARGEST_OFFSET).then(|| ((time - Time::MIDNIGHT).whole_seconds(), offset))
 }
@@ -248,18 +250,17 @@ pub fn format_end(time: i64) -> String {
 }
 
 fn minute(time: i64) -> Option<String> {
-    OffsetDateTime::from_unix_timestamp(time)
-        .ok()?
-        .format(MINUTE)
-        .ok()
+    format(time, MINUTE)
 }
 
 /// Formats a time to the second, UTC, in ISO 8601.
 pub fn iso(time: i64) -> Option<String> {
-    OffsetDateTime::from_unix_timestamp(time)
-        .ok()?
-        .format(SECOND)
-        .ok()
+    format(time, SECOND)
+}
+
+fn format(time: i64, form: &[BorrowedFormatItem<'_>]) -> Option<String> {
+    let time = OffsetDateTime::from_unix_timestamp(time).ok()?;
+    time.format(form).ok()
 }
 
 /// Converts a duration to milliseconds, to the microsecond: more is noise.

@@ -31,12 +31,12 @@ fn line<'a>(wire: &mut &'a [u8]) -> Option<&'a [u8]> {
 
 /// The content, and what follows the body; `None` if it is not complete or not accepted.
 fn read(wire: &[u8], size: usize) -> Option<(Vec<u8>, &[u8])> {
-    let mut body = Body::new(Framing::Chunked).expect("its length is not known");
+    let mut body = Body::new(Framing::Chunked);
     let mut start = 0;
     for piece in wire.chunks(size) {
         let mut input = piece;
         let progress = body.push(&mut input).ok()?;
-        assert!(body.weight() <= 2 * MAX_BODY, "it holds {}", body.weight());
+        assert!(body.held_bytes() <= 2 * MAX_BODY, "it holds {}", body.held_bytes());
         start += piece.len() - input.len();
         match progress {
             BodyProgress::Complete => return Some((body.into_content(), &wire[start..])),

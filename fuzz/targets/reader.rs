@@ -18,7 +18,7 @@ fn read<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Story {
     for mut input in pieces {
         loop {
             let step = reader.push(&mut input);
-            assert!(reader.weight() <= MAX_BODY + 2 * MAX_HEAD + 4096, "it holds {}", reader.weight());
+            assert!(reader.held_bytes() <= MAX_BODY + 2 * MAX_HEAD + 4096, "it holds {}", reader.held_bytes());
             match step {
                 Ok(ReadStep::More) => {
                     assert!(input.is_empty(), "it stopped before the end and has no request");

@@ -6,8 +6,7 @@ use serde_json::json;
 use super::MODEL;
 use crate::error::{ApiError, Failure};
 use crate::http::Response;
-use crate::id::RequestId;
-use crate::ledger::Tokens;
+use crate::ledger::{LedgerRow, Tokens};
 use crate::runtime::Generated;
 
 #[derive(Serialize)]
@@ -33,12 +32,11 @@ struct ReplyMessage<'a> {
     content: &'a str,
 }
 
-pub fn completion(id: RequestId, created: i64, generated: &Generated) -> Response {
-    let id = id.to_string();
+pub fn completion(row: &LedgerRow, generated: &Generated) -> Response {
     let body = serde_json::to_vec(&Completion {
-        id: &id,
+        id: &row.request_id,
         object: "chat.completion",
-        created,
+        created: row.created,
         model: MODEL,
         choices: [Choice {
             index: 0,
@@ -49,13 +47,13 @@ pub fn completion(id: RequestId, created: i64, generated: &Generated) -> Respons
             // A text without a reason means that the runtime finished normally.
             finish_reason: generated.finish_reason.as_deref().unwrap_or("stop"),
         }],
-        usage: generated.tokens,
+        usage: row.tokens,
     })
     .expect("a completion should have its JSON");
-    Response::json(200, body).with("x-request-id", id)
+    Response::json(200, body).with("x-request-id", &row.request_id)
 }
 
-pub fn error(id: RequestId, failure: &Failure) -> Response {
+pub fn error(id: impl ToString, failure: &Failure) -> Response {
     let id = id.to_string();
     let error = json!({"code": failure.error.code(), "message": failure.message, "request_id": id});
     let mut response = Response::json(

@@ -4,6 +4,7 @@
 mod readiness;
 mod task;
 
+use std::io;
 use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,8 +21,8 @@ use crate::store::Store;
 use crate::text::count;
 use crate::when;
 
-/// The pause between two rounds of the readiness task, and between two heartbeats of a gateway.
-const INTERVAL: Duration = Duration::from_secs(1);
+/// The pause between two heartbeats of a gateway.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The pause between two probes of a failed runtime.
 const PROBE_INTERVAL: Duration = Duration::from_secs(2);
@@ -30,7 +31,7 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(2);
 const RETENTION_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// The pause between two warnings about a certificate.
-const CERTIFICATE_INTERVAL: Duration = Duration::from_secs(86_400);
+const CERTIFICATE_INTERVAL: Duration = Duration::from_secs(when::DAY as u64);
 
 /// The most rows that one transaction removes: its sync takes less time than the removal, and a row that waits for both is
 /// hardly delayed.
@@ -44,7 +45,8 @@ const REMOVAL_PAUSE: u32 = 4;
 pub struct Background(Vec<Task>);
 
 impl Background {
-    /// Starts the tasks. They call `replaced` if another process serves in the place of this one, which can't write then.
+    /// Starts the tasks; fails if the system does not allow another thread. They call `replaced` if
+    /// another process serves in the place of this one, which can't write then.
     pub fn start(
         store: &Arc<Store>,
         readiness: &Arc<Readiness>,
@@ -53,24 +55,30 @@ impl Background {
         retention_days: Option<u32>,
         lock: ServeLock,
         replaced: impl Fn(&DatabaseError) + Send + Sync + 'static,
-    ) -> Self {
+    ) -> io::Result<Self> {
         let replaced = Arc::new(replaced);
         let mut tasks = vec![readiness::watch(
             Arc::clone(readiness),
             Arc::clone(&replaced),
-        )];
-        tasks.extend(runtimes.map(|runtimes| probes(Arc::clone(runtimes))));
-        tasks.extend(acceptor.map(|acceptor| certificate(Arc::clone(acceptor))));
-        tasks.extend(retention_days.map(|days| retention(Arc::clone(store), days)));
-        if let ServeLock::Session(lock) = lock {
-            tasks.push(presence(Arc::clone(store), *lock, replaced));
+        )?];
+        if let Some(runtimes) = runtimes {
+            tasks.push(probes(Arc::clone(runtimes))?);
         }
-        Self(tasks)
+        if let Some(acceptor) = acceptor {
+            tasks.push(certificate(Arc::clone(acceptor))?);
+        }
+        if let Some(days) = retention_days {
+            tasks.push(retention(Arc::clone(store), days)?);
+        }
+        if let ServeLock::Session(lock) = lock {
+            tasks.push(presence(Arc::clone(store), *lock, replaced)?);
+        }
+        Ok(Self(tasks))
     }
 }
 
 /// Warns about the certificate at once, and then every day.
-fn certificate(acceptor: Arc<Acceptor>) -> Task {
+fn certificate(acceptor: Arc<Acceptor>) -> io::Result<Task> {
     Task::start("certificate", move |stop| {
         let warn = TaskStep::new("looking at the certificate", || {
             warn_about_certificate(&acceptor);
@@ -87,15 +95,15 @@ pub fn warn_about_certificate(acceptor: &Acceptor) {
 }
 
 /// Probes failed runtimes. A stop does not wait for one that hangs.
-fn probes(runtimes: Arc<Runtimes>) -> Task {
+fn probes(runtimes: Arc<Runtimes>) -> io::Result<Task> {
     let task = Task::start("probes", move |stop| {
         let probe = TaskStep::new("probing failed runtimes", || {
             runtimes.probe_failed();
             Ok(true)
         });
         stop.repeat(PROBE_INTERVAL, [probe]);
-    });
-    task.detached()
+    })?;
+    Ok(task.detached())
 }
 
 /// Updates the gateway's heartbeat.
@@ -103,7 +111,7 @@ fn presence(
     store: Arc<Store>,
     mut lock: SessionLock,
     replaced: Arc<impl Fn(&DatabaseError) + Send + Sync + 'static>,
-) -> Task {
+) -> io::Result<Task> {
     Task::start("presence", move |stop| {
         let keep = TaskStep::new("presence", || match store.ledger.keep_presence(&mut lock) {
             Err(error) if error.is_replaced() => {
@@ -112,12 +120,12 @@ fn presence(
             }
             result => result.map(|()| true),
         });
-        stop.repeat(INTERVAL, [keep]);
+        stop.repeat(HEARTBEAT_INTERVAL, [keep]);
     })
 }
 
 /// Removes old rows from the ledger.
-fn retention(store: Arc<Store>, days: u32) -> Task {
+fn retention(store: Arc<Store>, days: u32) -> io::Result<Task> {
     Task::start("retention", move |stop| {
         let mut was_held = false;
         let remove = TaskStep::new("retention", || {

@@ -1,15 +1,18 @@
 //! Readiness: whether the ledger accepts rows. While health probes arrive or the ledger is unavailable, test writes find
 //! out; otherwise nothing is written.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::INTERVAL;
 use super::task::{Task, TaskStep};
 use crate::database::DatabaseError;
 use crate::store::Store;
 use crate::when;
+
+/// The pause between two rounds.
+const INTERVAL: Duration = Duration::from_secs(1);
 
 /// The pause between two looks whether this process may still write to the database.
 const LOOK_INTERVAL: Duration = Duration::from_secs(10);
@@ -31,8 +34,8 @@ impl Readiness {
         }
     }
 
-    /// The reason why a request could not be recorded now.
-    pub fn outage(&self) -> Option<DatabaseError> {
+    /// Notes a probe, and returns the reason why a request could not be recorded now.
+    pub fn probe(&self) -> Option<DatabaseError> {
         self.probed.store(true, Ordering::Relaxed);
         self.store.ledger.outage()
     }
@@ -43,7 +46,7 @@ impl Readiness {
 pub(super) fn watch(
     readiness: Arc<Readiness>,
     replaced: Arc<impl Fn(&DatabaseError) + Send + Sync + 'static>,
-) -> Task {
+) -> io::Result<Task> {
     Task::start("readiness", move |stop| {
         let store = &readiness.store;
         let mut looked = Instant::now();

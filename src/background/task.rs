@@ -1,5 +1,6 @@
 //! Threads that repeat their steps until they are stopped.
 
+use std::io;
 use std::mem;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -20,15 +21,15 @@ pub(super) struct Task {
 }
 
 impl Task {
-    pub fn start(name: &str, run: impl FnOnce(&StopSignal) + Send + 'static) -> Self {
+    pub fn start(name: &str, run: impl FnOnce(&StopSignal) + Send + 'static) -> io::Result<Self> {
         let (stop, stopped) = mpsc::channel();
         let thread = thread::Builder::new()
             .name(name.into())
-            .spawn(move || run(&StopSignal(stopped)));
-        Self {
+            .spawn(move || run(&StopSignal(stopped)))?;
+        Ok(Self {
             stop: Some(stop),
-            thread: Some(thread.expect("a thread should start")),
-        }
+            thread: Some(thread),
+        })
     }
 
     /// Makes a drop not wait for the thread: for one that waits for other hosts and leaves nothing unfinished.
@@ -140,7 +141,8 @@ mod tests {
                 Ok(true)
             });
             stop.repeat(Duration::ZERO, [step]);
-        });
+        })
+        .expect("a thread");
         assert_eq!(rounds.recv(), Ok(1));
         assert_eq!(rounds.recv(), Ok(2));
         drop(task);
@@ -163,7 +165,8 @@ mod tests {
                 }),
             ];
             stop.repeat(Duration::ZERO, steps);
-        });
+        })
+        .expect("a thread");
         assert_eq!(rounds.recv(), Ok(()));
         drop(task);
     }
@@ -188,7 +191,8 @@ mod tests {
             sender
                 .send(stop.wait(Duration::MAX))
                 .expect("the test listens");
-        });
+        })
+        .expect("a thread");
         // It would never return if it waited.
         drop(task.detached());
         drop(release);

@@ -1,8 +1,8 @@
-//! The addresses and names of the service: whether they resolve, and whether other hosts can reach them.
+//! Resolves the names of the service, and warns about addresses that other hosts can reach.
 
 use std::net::{IpAddr, ToSocketAddrs};
 
-use super::Finding;
+use super::finding::Finding;
 use crate::config::Config;
 use crate::listener::{Address, TrustedProxy};
 use crate::store::Store;

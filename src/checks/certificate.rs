@@ -1,6 +1,6 @@
-//! The certificate and its key: whether they match, and whether the certificate is valid.
+//! Reads the certificate and its key, and judges the certificate's validity.
 
-use super::{Finding, Verdict};
+use super::finding::{Finding, Verdict};
 use crate::config::TlsFiles;
 use crate::listener::{Certificate, TlsError};
 use crate::text::count;
@@ -35,7 +35,7 @@ pub fn judge_certificate(certificate: &Certificate, now: i64) -> Option<Finding>
 fn judge([begins, expires]: [i64; 2], now: i64) -> Finding {
     let (date, days) = (
         when::format_utc(expires),
-        (expires - now).div_euclid(86_400),
+        (expires - now).div_euclid(when::DAY),
     );
     let left = format!("expires at {date}, in {}", count(days, "day"));
     let renew = "Renew it, then reload the service";

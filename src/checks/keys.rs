@@ -2,16 +2,13 @@
 
 use std::collections::HashMap;
 
-use super::Finding;
+use super::finding::{Finding, named};
 use crate::database::DatabaseError;
 use crate::keys::{BudgetPeriod, Key, KeyState};
 use crate::ledger::{Filter, Span};
 use crate::store::Store;
 use crate::text::count;
 use crate::when;
-
-/// The most keys or models that a finding names.
-const MAX_NAMED: usize = 5;
 
 pub fn check(store: &Store) -> Result<Vec<Finding>, DatabaseError> {
     let now = when::now();
@@ -64,15 +61,6 @@ pub fn check(store: &Store) -> Result<Vec<Finding>, DatabaseError> {
         findings.push(Finding::warn("budgets", message));
     }
     Ok(findings)
-}
-
-/// Joins the first names of a list.
-pub(super) fn named<T>(keys: &[T], name: impl Fn(&T) -> String) -> String {
-    let mut names: Vec<String> = keys.iter().take(MAX_NAMED).map(name).collect();
-    if keys.len() > MAX_NAMED {
-        names.push(format!("{} more", keys.len() - MAX_NAMED));
-    }
-    names.join(", ")
 }
 
 /// Returns the keys with a budget and, in its period, completions without a total of the runtime, and how many.

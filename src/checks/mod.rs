@@ -2,6 +2,7 @@
 
 mod addresses;
 mod certificate;
+mod finding;
 mod keys;
 mod owners;
 mod runtime;
@@ -12,10 +13,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use serde::Serialize;
-
 pub use self::addresses::{is_local, reachable};
 pub use self::certificate::{certificate_warning, judge_certificate, read_certificate};
+pub use self::finding::{Finding, Verdict};
 pub use self::owners::user_for_sudo;
 pub use self::runtime::not_configured;
 
@@ -23,7 +23,7 @@ use crate::client::Cancellation;
 use crate::config::{Config, GroundingMode, SearchBackend};
 use crate::database::{Access, DatabaseError};
 use crate::ledger::{CLOCK_SLACK as DATABASE_CLOCK_SLACK, RetentionState};
-use crate::search::{self, Index};
+use crate::search::{Index, Search};
 use crate::store::Store;
 use crate::text::{count, escaped, grouped, shell_word};
 use crate::when;
@@ -40,48 +40,6 @@ const NOT_BEFORE: i64 = 1_767_225_600;
 /// The seconds that the newest row may be ahead of the clock.
 const CLOCK_SLACK: i64 = 5;
 
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Verdict {
-    Ok,
-    /// It works, but the operator should know about something.
-    Warn,
-    Fail,
-}
-
-#[derive(Serialize)]
-pub struct Finding {
-    pub part: &'static str,
-    pub status: Verdict,
-    pub message: String,
-    /// The address of the runtime, if the finding is about one.
-    #[serde(skip)]
-    pub runtime: Option<String>,
-}
-
-impl Finding {
-    fn new(part: &'static str, status: Verdict, message: impl Into<String>) -> Self {
-        Self {
-            part,
-            status,
-            message: message.into(),
-            runtime: None,
-        }
-    }
-
-    fn ok(part: &'static str, message: impl Into<String>) -> Self {
-        Self::new(part, Verdict::Ok, message)
-    }
-
-    pub fn warn(part: &'static str, message: impl Into<String>) -> Self {
-        Self::new(part, Verdict::Warn, message)
-    }
-
-    pub fn fail(part: &'static str, message: impl Into<String>) -> Self {
-        Self::new(part, Verdict::Fail, message)
-    }
-}
-
 /// Runs every check, also of the whole database.
 pub fn check_all(config: &Config) -> Vec<Finding> {
     // Reading works also if everything was moved elsewhere; the service does not.
@@ -89,7 +47,10 @@ pub fn check_all(config: &Config) -> Vec<Finding> {
         .and_then(|store| store.refuse_if_moved(&config.database).map(|()| store));
     let found = match &store {
         Ok(store) => database(config, store.check()),
-        Err(error) => Finding::fail("database", store_failed(config, error)),
+        Err(error) => Finding {
+            is_denied: error.is_denied(),
+            ..Finding::fail("database", store_failed(config, error))
+        },
     };
     parts(config, store.as_ref().ok(), found)
 }
@@ -172,11 +133,11 @@ fn configuration(config: &Config) -> Finding {
 
 /// Warns about files with secrets that every user of this host can read, or that this user can't.
 fn exposed_secrets(config: &Config) -> Option<Finding> {
-    let of_service = [
+    let service_files = [
         config.tls.as_ref().map(|files| files.key.as_path()),
         config.database.file(),
     ];
-    let files = of_service
+    let files = service_files
         .into_iter()
         .flatten()
         .chain(config.secret_files.iter().map(PathBuf::as_path));
@@ -261,7 +222,10 @@ pub fn clock_is_off(ahead: f64) -> Option<String> {
 fn database(config: &Config, checked: Result<(), DatabaseError>) -> Finding {
     let name = config.database_name();
     match (checked, config.database.file()) {
-        (Err(error), _) => Finding::fail("database", format!("{name}: {error}")),
+        (Err(error), _) => Finding {
+            is_denied: error.is_denied(),
+            ..Finding::fail("database", format!("{name}: {error}"))
+        },
         (Ok(()), Some(path)) => with_room(path, format!("{name}: sound and writable")),
         (Ok(()), None) => Finding::ok("database", format!("{name}: writable")),
     }
@@ -307,7 +271,7 @@ fn unused_index(config: &Config) -> Option<Finding> {
 
 /// Sends a real query to Search. An empty result is fine.
 fn search(config: &Config) -> Finding {
-    let search = match search::configured(&config.search, 1, config.worker_share()) {
+    let search = match Search::new(&config.search, 1, config.worker_share()) {
         Some(search) if config.search.grounding != GroundingMode::Off => search,
         _ => return Finding::ok("search", "off: answers are not grounded"),
     };
@@ -331,11 +295,14 @@ fn search(config: &Config) -> Finding {
                 format!("{place}: answers in {time} ms, {message}"),
             )
         }
-        Err(error) => Finding::fail(
-            "search",
-            format!(
-                "{error}. Completions that need Search get 503 until it works. The setting is search.url"
-            ),
-        ),
+        Err(error) => Finding {
+            is_denied: error.is_denied,
+            ..Finding::fail(
+                "search",
+                format!(
+                    "{error}. Completions that need Search get 503 until it works. The setting is search.url"
+                ),
+            )
+        },
     }
 }

@@ -5,7 +5,7 @@ use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::Finding;
+use super::finding::Finding;
 use crate::config::Config;
 use crate::files;
 use crate::text::shell_word;
@@ -19,7 +19,7 @@ struct ServiceUser {
 
 impl ServiceUser {
     /// Returns `None` with PostgreSQL, where no folder shows the service's user, and if root is that user.
-    fn of(config: &Config) -> Option<Self> {
+    fn find(config: &Config) -> Option<Self> {
         let folder = fs::metadata(files::folder(config.database.file()?)).ok()?;
         (folder.uid() != 0).then(|| Self {
             uid: folder.uid(),
@@ -47,7 +47,7 @@ pub fn user_for_sudo(config: &Config) -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return None;
     }
-    let user = ServiceUser::of(config)?;
+    let user = ServiceUser::find(config)?;
     let name = user.name();
     Some(if name == user.uid.to_string() {
         format!("'#{name}'")
@@ -59,7 +59,7 @@ pub fn user_for_sudo(config: &Config) -> Option<String> {
 /// Finds files that the service's user can't read or write. For a user who is neither root nor that user there are no
 /// findings: the check of the database shows whether it can be used.
 pub(super) fn check(config: &Config) -> Vec<Finding> {
-    let (Some(user), Some(database)) = (ServiceUser::of(config), config.database.file()) else {
+    let (Some(user), Some(database)) = (ServiceUser::find(config), config.database.file()) else {
         return Vec::new();
     };
     let euid = rustix::process::geteuid();

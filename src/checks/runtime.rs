@@ -1,11 +1,10 @@
-//! The runtimes: whether each returns a completion, and which others listen on this host.
+//! Asks each runtime for a completion, and finds others that listen on this host.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use super::keys::named;
-use super::{Finding, Verdict};
+use super::finding::{Finding, Verdict, named};
 use crate::config::{Config, RuntimeConfig};
 use crate::listener::Address;
 use crate::runtime::{Chat, ChatMessage, Role, RuntimeError, Runtimes, probe};

@@ -4,7 +4,11 @@ use std::env;
 
 use rustix::process::geteuid;
 
-use super::{CliError, open_store, parse_when, print, print_json, text_table};
+use super::error::CliError;
+use super::open_store::open_store;
+use super::output::{print, print_json};
+use super::parsers::parse_when;
+use super::text_table;
 use crate::audit::{Actor, AuditRow};
 use crate::config::Config;
 use crate::keys::KeyName;

@@ -3,7 +3,8 @@
 use std::io::ErrorKind::{AlreadyExists, IsADirectory, NotADirectory, NotFound};
 use std::path::PathBuf;
 
-use super::{CliError, print};
+use super::error::CliError;
+use super::output::print;
 use crate::checks;
 use crate::config::Config;
 use crate::database::{BackupError, DatabaseError};
@@ -27,24 +28,26 @@ pub(super) fn run(
 ) -> Result<(), CliError> {
     let file = path.display();
     if config.database.file().is_none() {
-        return Err(CliError::Failed(format!(
+        return Err(CliError::failed(format!(
             "the database {} is PostgreSQL: use pg_dump, or the backups of the cluster.",
             config.database_name()
         )));
     }
-    let failed = |error: BackupError| {
-        CliError::Failed(match error {
-            BackupError::Database(error) => checks::store_failed(config, &error),
-            BackupError::Copy(DatabaseError::Io(error))
-                if matches!(
-                    error.kind(),
-                    AlreadyExists | NotFound | NotADirectory | IsADirectory
-                ) =>
-            {
-                format!("{file}: {error}. The copy needs a new file in a folder that exists.")
-            }
-            BackupError::Copy(error) => format!("{file}: {error}."),
-        })
+    let failed = |error: BackupError| match error {
+        BackupError::Database(error) => {
+            CliError::from_access(&error, checks::store_failed(config, &error))
+        }
+        BackupError::Copy(DatabaseError::Io(error))
+            if matches!(
+                error.kind(),
+                AlreadyExists | NotFound | NotADirectory | IsADirectory
+            ) =>
+        {
+            CliError::failed(format!(
+                "{file}: {error}. The copy needs a new file in a folder that exists."
+            ))
+        }
+        BackupError::Copy(error) => CliError::from_access(&error, format!("{file}: {error}.")),
     };
     let rows = config
         .database

@@ -1,6 +1,8 @@
 //! `check`: prints the results of the checks, with an exit code for scripts.
 
-use super::{CliError, DENIED, print, print_json, with_sudo};
+use super::error::CliError;
+use super::output::{print, print_json};
+use super::sudo::with_sudo;
 use crate::checks::{self, Finding, Verdict};
 use crate::config::{Config, ConfigError};
 use crate::text::count;
@@ -43,22 +45,14 @@ pub(super) fn run(
         .iter()
         .filter(|finding| finding.status == Verdict::Fail)
         .collect();
-    let reason = if failed
-        .iter()
-        .any(|finding| finding.message.contains(DENIED))
-    {
-        DENIED
-    } else {
-        ""
-    };
-    match failed.len() {
-        0 => Ok(()),
-        number => Err(CliError::Failed(
-            format!("{} failed. {reason}", count(number as i64, "part"))
-                .trim_end()
-                .into(),
-        )),
+    if failed.is_empty() {
+        return Ok(());
     }
+    let message = format!("{} failed.", count(failed.len() as i64, "part"));
+    Err(CliError {
+        is_denied: failed.iter().any(|finding| finding.is_denied),
+        ..CliError::failed(message)
+    })
 }
 
 fn line(

@@ -5,10 +5,11 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
 use super::audit::actor;
-use super::{CliError, failed, open_with};
+use super::error::{CliError, failed};
+use super::open_store::open_with;
 use crate::config::Config;
-use crate::console::password;
-use crate::console::sessions;
+use crate::console::session::credentials;
+use crate::console::session::password;
 use crate::database::Access;
 
 /// Set the console's password
@@ -24,13 +25,13 @@ pub(super) enum ConsoleCommand {
 pub(super) fn set_password(config: &Config) -> Result<(), CliError> {
     let store = open_with(config, Access::Create)?;
     let text = read_secret("New password for the console: ")?;
-    password::check(&text).map_err(|message| CliError::Failed(message.into()))?;
+    password::check(&text).map_err(CliError::failed)?;
     if io::stdin().is_terminal() && ask("Repeat it: ")? != text {
-        return Err(CliError::Failed(
-            "the two passwords differ. Nothing was changed.".into(),
+        return Err(CliError::failed(
+            "the two passwords differ. Nothing was changed.",
         ));
     }
-    sessions::set_password(&store, password::hash(&text), &actor())?;
+    credentials::set_password(&store, password::hash(&text), &actor())?;
     let database = config.database_name();
     eprintln!("The password is set in {database}. All console sessions have ended: sign in again.");
     Ok(())

@@ -1,11 +1,14 @@
 //! `keys`: creates, lists, changes and revokes API keys.
 
 use clap::ArgGroup;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use super::audit::actor;
 use super::console::read_secret;
-use super::{CliError, open_store, open_with, print, print_json, text_table, wrong_when};
+use super::error::CliError;
+use super::open_store::{open_store, open_with};
+use super::output::{print, print_json};
+use super::parsers::{one_of, wrong_when};
+use super::text_table;
 use crate::config::Config;
 use crate::database::Access;
 use crate::keys::{
@@ -35,7 +38,7 @@ pub(super) enum KeysCommand {
     /// List the keys
     List {
         /// Only keys in this state; those that expire within ten days are expiring
-        #[arg(long, value_parser = key_state())]
+        #[arg(long, value_parser = one_of(KeyState::ALL.map(KeyState::as_str), KeyState::parse))]
         state: Option<KeyState>,
         /// Print JSON
         #[arg(long)]
@@ -80,7 +83,7 @@ pub(super) struct Terms {
     /// What the key may do; repeat the option to give both permissions
     ///
     /// By default, a new key may run completions. With set, the permissions given replace those that the key has.
-    #[arg(long = "permission", value_name = "PERMISSION", value_parser = permission())]
+    #[arg(long = "permission", value_name = "PERMISSION", value_parser = one_of(Permission::ALL.map(Permission::as_str), Permission::parse))]
     permissions: Vec<Permission>,
     /// When the key expires: 12h, 90d, a date (YYYY-MM-DD, UTC), at the end of that day, or never
     #[arg(long, value_name = "WHEN", value_parser = parse_expiry)]
@@ -127,16 +130,6 @@ fn parse_expiry(text: &str) -> Result<OrNone<i64>, String> {
     }
 }
 
-fn permission() -> impl TypedValueParser<Value = Permission> {
-    PossibleValuesParser::new(["completions", "metrics"])
-        .map(|word| Permission::parse(&word).expect("it is one of the possible values"))
-}
-
-fn key_state() -> impl TypedValueParser<Value = KeyState> {
-    PossibleValuesParser::new(["active", "expiring", "expired", "revoked"])
-        .map(|word| KeyState::parse(&word).expect("it is one of the possible values"))
-}
-
 fn parse_name(text: &str) -> Result<KeyName, String> {
     KeyName::parse(text).ok_or_else(|| format!("a key's name has {}", KeyName::TAKES))
 }
@@ -162,7 +155,7 @@ fn create(name: &KeyName, mut terms: Terms, config: &Config) -> Result<(), CliEr
     let secret = new_secret();
     let key = NewKey {
         name,
-        permissions: &unique(terms.permissions),
+        permissions: &unique(&terms.permissions),
         created: now,
         expires: terms.expires.and_then(|OrNone(expires)| expires),
         concurrent: terms.concurrent.and_then(|OrNone(concurrent)| concurrent),
@@ -247,7 +240,7 @@ fn revoke(text: Option<String>, config: &Config) -> Result<(), CliError> {
             .to_owned(),
     };
     if text.is_empty() {
-        return Err(CliError::Usage("KEY or SECRET is missing.".into()));
+        return Err(CliError::usage("KEY or SECRET is missing."));
     }
     let (store, database) = (open_with(config, Access::Existing)?, config.database_name());
     let Key {
@@ -266,7 +259,8 @@ fn revoke(text: Option<String>, config: &Config) -> Result<(), CliError> {
 }
 
 fn set(text: &str, terms: Terms, config: &Config) -> Result<(), CliError> {
-    let permissions = Some(unique(terms.permissions)).filter(|permissions| !permissions.is_empty());
+    let permissions =
+        Some(unique(&terms.permissions)).filter(|permissions| !permissions.is_empty());
     let changes: Vec<KeyChange> = [
         permissions.map(KeyChange::Permissions),
         terms
@@ -284,7 +278,7 @@ fn set(text: &str, terms: Terms, config: &Config) -> Result<(), CliError> {
     let Key { id, revoked, .. } = find(&store, text, SecretUse::Refused)?;
     if let Some(since) = revoked {
         let since = when::format_minute(Some(since));
-        return Err(CliError::Failed(format!(
+        return Err(CliError::failed(format!(
             "{id} is revoked since {since}, for good. Create another key: adriaticum keys create NAME"
         )));
     }
@@ -307,7 +301,7 @@ pub(super) fn find(store: &Store, text: &str, secret: SecretUse) -> Result<Key, 
         };
         let ids: Vec<String> = keys.iter().map(hint).collect();
         let count = ids.len();
-        return Err(CliError::Failed(format!(
+        return Err(CliError::failed(format!(
             "{count} keys have that name. Use the id: {}.",
             ids.join(", ")
         )));
@@ -351,14 +345,10 @@ fn warn_of_namesakes(store: &Store, id: &str) {
 }
 
 /// Each permission once.
-fn unique(mut permissions: Vec<Permission>) -> Vec<Permission> {
-    let mut seen = Vec::new();
-    permissions.retain(|permission| {
-        let is_new = !seen.contains(permission);
-        seen.push(*permission);
-        is_new
-    });
-    permissions
+fn unique(given: &[Permission]) -> Vec<Permission> {
+    let all = Permission::ALL.into_iter();
+    all.filter(|permission| given.contains(permission))
+        .collect()
 }
 
 /// A text that may be a secret, whole or in part, is not repeated.
@@ -370,5 +360,5 @@ fn no_such_key(text: &str, secret: SecretUse) -> CliError {
         }
         SecretUse::Refused => format!("there is no key {text:?}."),
     };
-    CliError::Failed(format!("{message} List the keys: adriaticum keys list"))
+    CliError::failed(format!("{message} List the keys: adriaticum keys list"))
 }

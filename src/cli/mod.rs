@@ -5,35 +5,36 @@ mod audit;
 mod backup;
 mod check;
 mod console;
+mod error;
 mod keys;
 mod moving;
+mod open_store;
+mod output;
+mod parsers;
 mod process_limits;
 mod restore;
 mod search;
 mod serve;
 mod sockets;
+mod sudo;
 mod text_table;
 mod usage;
 mod verify;
 
 use std::env;
 use std::ffi::OsString;
-use std::fmt::{self, Display};
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 
-use crate::checks;
-use crate::config::{Config, ConfigError};
-use crate::database::{Access, DatabaseError};
+use self::error::CliError;
+use self::output::print;
+use self::sudo::with_sudo;
+use crate::config::Config;
 use crate::logging;
-use crate::progress::Progress;
-use crate::store::Store;
-use crate::text::{may_hold_a_secret, shell_word};
-use crate::when::{self, When};
+use crate::text::may_hold_a_secret;
 
 /// A chat completions API in front of an inference runtime
 ///
@@ -60,7 +61,7 @@ struct CommandLine {
     command: Command,
 }
 
-/// What `clap` can't know; the manual page has it too.
+/// Facts that `clap` can't know; the manual page has them too.
 const NOTES: &str = "\
 Exit status: 0 success, 1 failure, 2 wrong usage of the command line or of a setting.
 
@@ -96,19 +97,6 @@ pub fn definition() -> clap::Command {
     CommandLine::command()
 }
 
-/// The message of a failed command, by its exit code.
-enum CliError {
-    /// The command line is wrong: exit code 2.
-    Usage(String),
-    /// A setting is wrong: exit code 2 as well, so that a supervisor does not try again.
-    Config(String),
-    /// Exit code 1.
-    Failed(String),
-}
-
-/// The text of EACCES. Errors reach `main` as text, of the configuration, the database, the index and the checks.
-const DENIED: &str = "Permission denied (os error 13)";
-
 /// Exit codes: 0 success, 1 failure, 2 wrong usage of the command line or of a setting.
 pub fn main() -> ExitCode {
     process_limits::forbid_core_files();
@@ -118,21 +106,17 @@ pub fn main() -> ExitCode {
         Err(error) => return print_parse_error(error),
     };
     let is_service = matches!(line.command, Command::Serve);
-    let (code, message) = match run(line) {
-        Ok(()) => return ExitCode::SUCCESS,
-        Err(CliError::Failed(message)) => (1, message),
-        Err(CliError::Config(message)) => (2, message),
-        Err(CliError::Usage(message)) => (2, format!("{message}\n\n{TRY_HELP}")),
+    let Err(error) = run(line) else {
+        return ExitCode::SUCCESS;
     };
     let is_root = rustix::process::geteuid().is_root();
-    let needs_root = message.contains(DENIED) && !is_service && !is_root;
-    let as_root = if needs_root {
+    let as_root = if error.is_denied && !is_service && !is_root {
         format!("\nAs root: {}", with_sudo(""))
     } else {
         String::new()
     };
-    logging::print_error(format_args!("adriaticum: {message}{as_root}"));
-    ExitCode::from(code)
+    logging::print_error(format_args!("adriaticum: {error}{as_root}"));
+    ExitCode::from(error.code)
 }
 
 fn run(
@@ -142,7 +126,7 @@ fn run(
 ) -> Result<(), CliError> {
     let load = || Config::load(config.as_deref());
     match command {
-        // It takes signals from its start on.
+        // The service takes signals from its start on.
         Command::Serve => serve::run(config),
         // A wrong configuration is a finding.
         Command::Check(options) => check::run(&options, load()),
@@ -198,124 +182,6 @@ fn print_parse_error(mut error: clap::Error) -> ExitCode {
         .map_or(text.clone(), |message| format!("adriaticum: {message}"));
     logging::print_error(format_args!("{}", text.trim_end()));
     ExitCode::from(2)
-}
-
-/// As `clap` ends its messages.
-const TRY_HELP: &str = "For more information, try '--help'.";
-
-/// Makes the parser of an option's value, with a message that says what is accepted.
-fn expecting<T>(
-    accepted: &'static str,
-    parse: impl Fn(&str) -> Option<T> + Clone,
-) -> impl Fn(&str) -> Result<T, String> + Clone {
-    move |text| parse(text).ok_or_else(|| format!("expected {accepted}"))
-}
-
-fn parse_when(text: &str) -> Result<When, String> {
-    When::parse(text).ok_or_else(|| wrong_when(text, ""))
-}
-
-fn wrong_when(text: &str, or: &str) -> String {
-    match when::is_impossible_date(text) {
-        true => "there is no such date".into(),
-        false => format!("expected {}{or}", When::TAKES),
-    }
-}
-
-/// Returns this command line with sudo and its options.
-fn with_sudo(options: &str) -> String {
-    let word = |word: OsString| match word.to_string_lossy() {
-        text if may_hold_a_secret(&text) => "'…'".into(),
-        text => shell_word(&text),
-    };
-    let line: Vec<String> = env::args_os().map(word).collect();
-    // sudo removes variables that are not named.
-    let variables: Vec<String> = env::vars_os()
-        .filter_map(|(name, _)| name.into_string().ok())
-        .filter(|name| name.starts_with("ADRIATICUM_"))
-        .collect();
-    let keep = if variables.is_empty() {
-        String::new()
-    } else {
-        format!("--preserve-env={} ", variables.join(","))
-    };
-    format!("sudo {options}{keep}{}", line.join(" "))
-}
-
-/// For a command that only reads: the file or its folder may be read-only.
-fn open_store(config: &Config) -> Result<Store, CliError> {
-    open_with(config, Access::Read)
-}
-
-fn open_with(config: &Config, access: Access) -> Result<Store, CliError> {
-    let store =
-        Store::open_with(&config.database, access, &Progress::in_log()).map_err(|error| {
-            let message = checks::store_failed(config, &error);
-            // The setting names an old database, and a supervisor need not try again.
-            let is_setting = matches!(error, DatabaseError::Moved { .. });
-            if is_setting {
-                CliError::Config(message)
-            } else {
-                CliError::Failed(message)
-            }
-        })?;
-    if store.database.is_new() {
-        let name = config.database_name();
-        match access {
-            Access::Serve => log::warn!(
-                "{name} is a new, empty database: no key works yet. If it should not be, correct database \
-                 (ADRIATICUM_DATABASE); else create a key: adriaticum keys create NAME"
-            ),
-            _ => note(format_args!("Created the database {name}.")),
-        }
-    }
-    Ok(store)
-}
-
-fn failed<E: Display>(part: impl Display) -> impl Fn(E) -> CliError {
-    move |error| CliError::Failed(format!("{part}: {error}."))
-}
-
-/// Prints a line to standard error. If it is closed, the work still continues.
-fn note(text: fmt::Arguments) {
-    let _ = writeln!(io::stderr(), "{text}");
-}
-
-/// Prints to standard output. A reader that stops early, such as `head`, is not an error.
-fn print(text: &str) -> Result<(), CliError> {
-    match io::stdout().lock().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(failed("standard output")(error))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn print_json(value: &impl serde::Serialize) -> Result<(), CliError> {
-    let text = serde_json::to_string_pretty(value).expect("the value should have a JSON form");
-    print(&(text + "\n"))
-}
-
-impl From<ConfigError> for CliError {
-    fn from(error: ConfigError) -> Self {
-        Self::Config(error.to_string())
-    }
-}
-
-impl From<DatabaseError> for CliError {
-    fn from(error: DatabaseError) -> Self {
-        match error {
-            DatabaseError::RowsRemoved(_) => Self::Failed(format!("{error}.")),
-            error => failed("the database")(error),
-        }
-    }
-}
-
-impl Display for CliError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Self::Usage(message) | Self::Config(message) | Self::Failed(message)) = self;
-        f.write_str(message)
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! `move`: copies a SQLite database to PostgreSQL.
 
-use super::{CliError, failed, note, print};
+use super::error::{CliError, failed};
+use super::output::{note, print};
 use crate::config::{self, Config};
 use crate::database::{Access, DatabaseError, DatabaseLocation, DatabaseUri};
 use crate::ledger::ServeLock;
@@ -30,16 +31,17 @@ pub(super) fn run(MoveOptions { from, to }: &MoveOptions, config: &Config) -> Re
     // The message does not repeat the value, which may contain a password.
     let database = |option: &str, text: &str| {
         DatabaseLocation::parse(text)
-            .map_err(|accepted| CliError::Usage(format!("--{option}: expected {accepted}.")))
+            .map_err(|accepted| CliError::usage(&format!("--{option}: expected {accepted}.")))
     };
     match (database("from", from)?, database("to", to)?) {
-        (from @ DatabaseLocation::Sqlite(_), DatabaseLocation::Postgres(to)) => move_database(&from, to, config),
-        (DatabaseLocation::Postgres(_), _) => Err(CliError::Usage(
-            "--from takes a SQLite database. To copy a PostgreSQL database, use pg_dump and pg_restore.".into(),
+        (from @ DatabaseLocation::Sqlite(_), DatabaseLocation::Postgres(to)) => {
+            move_database(&from, to, config)
+        }
+        (DatabaseLocation::Postgres(_), _) => Err(CliError::usage(
+            "--from takes a SQLite database. To copy a PostgreSQL database, use pg_dump and pg_restore.",
         )),
-        (_, DatabaseLocation::Sqlite(_)) => Err(CliError::Usage(
-            "--to takes the postgresql:// URI of an empty database. To copy a SQLite database, use adriaticum backup."
-                .into(),
+        (_, DatabaseLocation::Sqlite(_)) => Err(CliError::usage(
+            "--to takes the postgresql:// URI of an empty database. To copy a SQLite database, use adriaticum backup.",
         )),
     }
 }
@@ -55,10 +57,10 @@ fn move_database(
         .filter(|_| to.password.is_none())
     {
         to.password = config::password_in(path)
-            .map_err(|error| CliError::Config(format!("{}: {error}.", path.display())))?;
+            .map_err(|error| CliError::config(format!("{}: {error}.", path.display())))?;
     }
     let store = Store::open(from, Access::Existing).map_err(|error| match error {
-        DatabaseError::Missing => CliError::Failed(format!(
+        DatabaseError::Missing => CliError::failed(format!(
             "there is no database at {from}. --from takes the path of the SQLite database to be moved."
         )),
         error => failed(from)(error),
@@ -77,7 +79,7 @@ fn move_database(
         ));
     }
     marked.map_err(|error| {
-        CliError::Failed(format!(
+        CliError::failed(format!(
             "{from} could not be marked as moved: {error}. Do not start the service with it: rename it or take it away."
         ))
     })?;

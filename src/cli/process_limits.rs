@@ -1,11 +1,10 @@
-//! The limits of the process: no core files, and whether its file descriptors and threads are enough for the configuration.
+//! The limits of the process: core files, file descriptors and threads.
 
-use std::sync::Mutex;
-use std::thread;
+use std::io;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::CliError;
+use super::error::CliError;
 
 /// The file descriptors of a worker, besides its client's: the connections to the runtime and to Search.
 const FILES_PER_WORKER: usize = 2;
@@ -16,10 +15,6 @@ const OWN_FILES: usize = 64;
 
 /// The fewest connections, however few descriptors there are.
 const FEWEST_CONNECTIONS: usize = 16;
-
-/// The threads besides the workers: one for key look-ups, two of the console and one for its checks, the supervisor, the log,
-/// the background tasks; and some to spare, for name resolution and for a database that is lost.
-const OWN_THREADS: usize = 16;
 
 /// A core file would keep prompts and keys, and outside systemd nothing else prevents it.
 pub(super) fn forbid_core_files() {
@@ -62,23 +57,9 @@ pub(super) fn connections_that_fit(wanted: usize, workers: usize) -> usize {
     room.min(wanted)
 }
 
-/// Starts as many threads as the service needs, all at once, and ends them again: the thread pool would panic if it could
-/// not start one.
-pub(super) fn ensure_threads(workers: usize) -> Result<(), CliError> {
-    let wanted = workers + OWN_THREADS;
-    let gate = Mutex::new(());
-    let started = thread::scope(|scope| {
-        let _closed = gate.lock();
-        (0..wanted).try_for_each(|_| {
-            thread::Builder::new()
-                .spawn_scoped(scope, || drop(gate.lock()))
-                .map(drop)
-        })
-    });
-    started.map_err(|error| {
-        CliError::Failed(format!(
-            "can't start {wanted} threads, for {workers} workers and {OWN_THREADS} others: {error}. Raise the limit on threads \
-             (TasksMax= in the unit, ulimit -u in a shell, --pids-limit of a container) or on memory, or lower workers."
-        ))
-    })
+pub(super) fn too_few_threads(error: io::Error) -> CliError {
+    CliError::failed(format!(
+        "can't start all threads: {error}. Raise the limit on threads (TasksMax= in the unit, \
+         ulimit -u in a shell, --pids-limit of a container) or on memory, or lower workers."
+    ))
 }

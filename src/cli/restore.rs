@@ -4,7 +4,8 @@ use std::fmt::Display;
 use std::path::PathBuf;
 
 use super::audit::actor;
-use super::{CliError, print};
+use super::error::CliError;
+use super::output::print;
 use crate::config::Config;
 use crate::database::{DatabaseError, DatabaseLocation};
 use crate::keys::{Key, KeyState};
@@ -40,7 +41,7 @@ pub(super) fn run(
         name => name,
     };
     let DatabaseLocation::Sqlite(path) = &config.database else {
-        return Err(CliError::Failed(format!(
+        return Err(CliError::failed(format!(
             "the database {} is PostgreSQL: restore it with pg_restore, or with the backups of the cluster.",
             config.database_name()
         )));
@@ -48,18 +49,18 @@ pub(super) fn run(
     let name = config.database_name();
     let restored =
         restore::restore(path, file, &actor(), &Progress::on_stderr()).map_err(|error| {
-            let of: &dyn Display = match error {
+            let file: &dyn Display = match error {
                 RestoreError::Backup(_) | RestoreError::Incomplete(_) | RestoreError::Faulty(_) => {
                     &backup
                 }
                 RestoreError::Locked(_) | RestoreError::Present(_) => &name,
             };
-            CliError::Failed(format!("{of}: {error}. Nothing was restored."))
+            CliError::from_access(&error, format!("{file}: {error}. Nothing was restored."))
         })?;
     print(&report(&restored, &backup, &name))?;
     match restored.unsynced {
         None => Ok(()),
-        Some(error) => Err(CliError::Failed(format!(
+        Some(error) => Err(CliError::failed(format!(
             "{name}: the backup is in place, but its folder could not be synced ({error}), so after a power failure the \
              former database may be there again. Check the disk, then run sync."
         ))),

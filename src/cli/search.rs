@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use super::{CliError, failed, note, print, print_json, text_table};
-use crate::client::Cancellation;
-use crate::config::Config;
+use super::error::{CliError, failed};
+use super::output::{note, print, print_json};
+use super::text_table;
+use crate::config::{Config, absolute};
 use crate::progress::Progress;
 use crate::search::documents::{self, Candidate};
-use crate::search::{Added, Document, Index, Passage, Search, SearchError};
-use crate::text::count as count_of;
+use crate::search::{Added, Document, Index, Passage};
+use crate::text::count;
 use crate::when;
 
 /// Manage the embedded index of documents, which Search uses if search.url is "index:"
@@ -86,17 +87,16 @@ fn add(index: &Index, paths: &[PathBuf], config: &Config) -> Result<(), CliError
     if failed.is_empty() {
         return Ok(());
     }
-    Err(CliError::Failed(format!(
+    Err(CliError::failed(format!(
         "{} could not be added:{}",
-        count_of(failed.len() as i64, "path"),
+        count(failed.len() as i64, "path"),
         failed.concat()
     )))
 }
 
 /// Prints the whole path of the index: a relative one depends on the folder of the command.
 fn print_index_path(index: &Index) {
-    let path = std::path::absolute(&index.path).unwrap_or_else(|_| index.path.clone());
-    note(format_args!("Index: {}", path.display()));
+    note(format_args!("Index: {}", absolute(&index.path)));
 }
 
 /// Adds the files at a path. An inner error is about this path alone.
@@ -133,7 +133,7 @@ fn add_path(
             Added::Unchanged => "unchanged",
         };
         *tally.entry(word).or_default() += 1;
-        let passages = count_of(text.pieces.len() as i64, "passage");
+        let passages = count(text.pieces.len() as i64, "passage");
         progress.aside(|| print(&format!("{word}: {} ({passages})\n", file.path.display())))?;
     }
     progress.at("adding", files.len() as u64, files.len() as u64, "files");
@@ -210,7 +210,7 @@ fn remove(index: &Index, named: &str) -> Result<(), CliError> {
         false => Path::new(&document.path).starts_with(&path),
     });
     if documents.is_empty() {
-        return Err(CliError::Failed(format!(
+        return Err(CliError::failed(format!(
             "the index {} has no document {named:?}. To see its documents: adriaticum search list",
             index.path.display()
         )));
@@ -224,7 +224,7 @@ fn remove(index: &Index, named: &str) -> Result<(), CliError> {
 }
 
 fn query(index: &Index, words: &str, json: bool) -> Result<(), CliError> {
-    let found = index.find(words, "", &Cancellation::default())?;
+    let found = index.find(words, "")?;
     if json {
         return print_json(&found);
     }
@@ -245,10 +245,4 @@ fn query(index: &Index, words: &str, json: bool) -> Result<(), CliError> {
         )
         .collect();
     print(&passages.join("\n"))
-}
-
-impl From<SearchError> for CliError {
-    fn from(error: SearchError) -> Self {
-        Self::Failed(format!("{error}."))
-    }
 }

@@ -9,26 +9,27 @@ use std::time::Duration;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::{flag, low_level::pipe};
 
-use super::process_limits::{connections_that_fit, ensure_threads};
+use super::error::{CliError, failed};
+use super::open_store::open_with;
+use super::process_limits::{connections_that_fit, too_few_threads};
 use super::sockets::{format_address, sockets};
-use super::{CliError, failed, open_with};
-use crate::api::grounding::Grounding;
-use crate::api::refusals::Refusals;
+use crate::api::ledger::Refusals;
 use crate::audit::Actor;
 use crate::background::{self, Background, Readiness};
 use crate::checks;
 use crate::config::{Config, GroundingMode, RuntimeConfig, SearchConfig, TlsFiles};
-use crate::console::{Console, MonitoringEndpoints};
+use crate::console::Console;
 use crate::database::{Access, DatabaseError, DatabaseLocation, LockError};
-use crate::dispatch::Dispatcher;
+use crate::grounding::Grounding;
 use crate::ledger::ServeLock;
 use crate::listener::{Acceptor, Address, Limits, Listener, Snapshot};
 use crate::logging;
 use crate::metrics::Metrics;
+use crate::monitoring::MonitoringEndpoints;
 use crate::pipeline::Pipeline;
 use crate::runtime::Runtimes;
 use crate::store::Store;
-use crate::supervisor::{Notify, Supervisor, Watched};
+use crate::supervisor::{Monitored, Notify, Supervisor};
 use crate::text::count;
 use crate::when;
 
@@ -42,8 +43,7 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
         reload_requested,
     } = StartSignals::handle().map_err(failed("the signals"))?;
     let config = Arc::new(Config::load(file.as_deref())?);
-    ensure_threads(config.workers)?;
-    logging::start(config.log_level).map_err(failed("the log"))?;
+    logging::start(config.log_level).map_err(too_few_threads)?;
     log::info!(
         "adriaticum {}, database {}",
         env!("ADRIATICUM_VERSION"),
@@ -61,7 +61,7 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
     let acceptor = config.tls.as_ref().map(acceptor).transpose()?;
     // Before the sockets and the database, so that a second service ends here and has changed nothing.
     let lock = ServeLock::take(&config.database, &config.gateway).map_err(|error| {
-        CliError::Failed(match error {
+        CliError::failed(match error {
             // Its message names the setting, which is not database.
             LockError::NameTaken { .. } => {
                 format!("the database {}: {error}.", config.database_name())
@@ -134,16 +134,17 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
         config.retention_days,
         lock,
         replaced,
-    );
+    )
+    .map_err(too_few_threads)?;
     let metrics = Arc::new(Metrics::default());
-    let supervisor = Supervisor::start(Watched {
+    let supervisor = Supervisor::start(Monitored {
         notify,
         store: Arc::clone(&store),
         longest_work: longest_work(&config.runtime, &config.search),
-        pulse: Arc::clone(&listener.pulse),
+        listener: Arc::clone(&listener.state),
         status: Box::new({
-            let (metrics, load) = (Arc::clone(&metrics), Arc::clone(&listener.load));
-            move || status(&metrics, &load.snapshot())
+            let (metrics, listener) = (Arc::clone(&metrics), Arc::clone(&listener.state));
+            move || status(&metrics, &listener.snapshot())
         }),
         reload: Box::new({
             let (running, store) = (Arc::clone(&config), Arc::clone(&store));
@@ -155,19 +156,19 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
     let monitoring = MonitoringEndpoints {
         store: Arc::clone(&store),
         metrics: Arc::clone(&metrics),
-        load: Arc::clone(&listener.load),
+        listener: Arc::clone(&listener.state),
         readiness,
         runtimes: runtimes.clone(),
         acceptor: acceptor.clone(),
     };
-    let console = |host| {
-        (
-            host,
-            Console::new(Arc::clone(&config), Arc::clone(&store), monitoring),
-        )
+    let console = match config.console_host.clone() {
+        Some(host) => {
+            let console = Console::new(Arc::clone(&config), Arc::clone(&store), monitoring);
+            Some((host, console.map_err(too_few_threads)?))
+        }
+        None => None,
     };
-    let console = config.console_host.clone().map(console);
-    let api = Pipeline {
+    let pipeline = Pipeline {
         api_hosts: config.api_hosts.clone(),
         compatibility: config.compatibility,
         store,
@@ -175,28 +176,26 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
         grounding,
         metrics,
         refusals: Refusals::default(),
+        console,
+        console_is_local: config.console_is_local,
     };
     supervisor
         .handle_signals()
         .and_then(|()| stop_on_signals(&listener))
         .map_err(failed("the signals"))?;
+    let event_loop = listener
+        .start(Arc::new(pipeline))
+        .map_err(too_few_threads)?;
     starting.store(false, Ordering::Release);
     supervisor.ready();
     if reload_requested.load(Ordering::Acquire) {
         supervisor.reload();
     }
-    let dispatcher = Dispatcher {
-        console,
-        console_is_local: config.console_is_local,
-        api,
-    };
-    listener
-        .run(Arc::new(dispatcher))
-        .map_err(failed("the listener"))?;
+    event_loop.run().map_err(failed("the listener"))?;
     drop((background, supervisor));
-    logging::sum_up_strangers();
+    logging::log_refusal_summary();
     if let Some(error) = replaced_because.get() {
-        return Err(CliError::Failed(match (&config.database, error) {
+        return Err(CliError::failed(match (&config.database, error) {
             (DatabaseLocation::Postgres(_), DatabaseError::Fenced) => format!(
                 "another process serves under the name {}, or has upgraded the database. Each gateway needs its own name: set \
                  gateway (ADRIATICUM_GATEWAY).",
@@ -256,10 +255,10 @@ fn longest_work(runtime: &RuntimeConfig, search: &SearchConfig) -> Duration {
 }
 
 fn acceptor(files: &TlsFiles) -> Result<Arc<Acceptor>, CliError> {
-    let certificate = checks::read_certificate(files).map_err(CliError::Config)?;
+    let certificate = checks::read_certificate(files).map_err(CliError::config)?;
     Acceptor::new(certificate)
         .map(Arc::new)
-        .map_err(failed("TLS"))
+        .map_err(|error| CliError::failed(format!("TLS: {error}.")))
 }
 
 /// A line for `systemctl status`.
@@ -268,9 +267,9 @@ fn status(metrics: &Metrics, Snapshot { workers, queue, .. }: &Snapshot) -> Stri
         "{} served, {} of {} busy, {} of {} in the queue used",
         count(metrics.served() as i64, "request"),
         workers.now,
-        count(workers.most as i64, "worker"),
+        count(workers.limit as i64, "worker"),
         queue.now,
-        count(queue.most as i64, "place")
+        count(queue.limit as i64, "place")
     )
 }
 
@@ -280,9 +279,10 @@ fn reload(file: Option<&Path>, running: &Config, acceptor: Option<&Acceptor>, st
         .map_err(CliError::from)
         .and_then(|config| {
             let tls = config.tls.as_ref().zip(acceptor);
-            let certificate =
-                tls.map(|(files, acceptor)| Ok((checks::read_certificate(files)?, acceptor)));
-            Ok((certificate.transpose().map_err(CliError::Config)?, config))
+            let certificate = tls.map(|(files, acceptor)| {
+                checks::read_certificate(files).map(|certificate| (certificate, acceptor))
+            });
+            Ok((certificate.transpose().map_err(CliError::config)?, config))
         });
     let (certificate, config) = match read {
         Ok(read) => read,

@@ -4,7 +4,7 @@ use std::io;
 
 use listenfd::ListenFd;
 
-use super::{CliError, failed};
+use super::error::{CliError, failed};
 use crate::config::Config;
 use crate::listener::{Address, ListeningSocket};
 
@@ -27,7 +27,7 @@ pub(super) fn sockets(config: &Config) -> Result<Vec<ListeningSocket>, CliError>
     if sockets.is_empty() {
         let cannot_listen = |error: io::Error| {
             let cause = listen_failed(&error);
-            CliError::Failed(format!(
+            CliError::failed(format!(
                 "can't listen on {}: {cause}. The setting is listen (ADRIATICUM_LISTEN).",
                 config.listen
             ))

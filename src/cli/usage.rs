@@ -3,12 +3,14 @@
 use std::iter;
 
 use clap::ArgAction;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::TypedValueParser;
 use serde::Serialize;
 
-use super::{
-    CliError, expecting, keys, open_store, parse_when, print, print_json, text_table, verify,
-};
+use super::error::CliError;
+use super::open_store::open_store;
+use super::output::{print, print_json};
+use super::parsers::{expecting, one_of, parse_when};
+use super::{keys, text_table, verify};
 use crate::config::Config;
 use crate::database::DatabaseError;
 use crate::keys::SecretUse;
@@ -101,9 +103,8 @@ impl UsageOptions {
         } = self;
         match command {
             None => report(requests.unwrap_or_default(), &by, config),
-            Some(_) if requests.is_some() || !by.is_empty() => Err(CliError::Usage(
-                "options before list, show or verify are those of the report. Put them after it."
-                    .into(),
+            Some(_) if requests.is_some() || !by.is_empty() => Err(CliError::usage(
+                "options before list, show or verify are those of the report. Put them after it.",
             )),
             Some(UsageCommand::List { requests, limit }) => list(requests, limit, config),
             Some(UsageCommand::Show { request_id, json }) => show(&request_id, json, config),
@@ -113,11 +114,9 @@ impl UsageOptions {
 }
 
 fn grouping() -> impl TypedValueParser<Value = Grouping> {
-    PossibleValuesParser::new(Grouping::ALL.map(|(name, _)| name)).map(|word| {
-        let known = Grouping::ALL.into_iter().find(|(name, _)| *name == word);
-        known
-            .map(|(_, by)| by)
-            .expect("it is one of the possible values")
+    one_of(Grouping::ALL.map(|(name, _)| name), |word| {
+        let (_, by) = Grouping::ALL.into_iter().find(|(name, _)| *name == word)?;
+        Some(by)
     })
 }
 
@@ -151,7 +150,7 @@ impl Selection {
         let range = month
             .unwrap_or(Range::between(since, until, now))
             .checked(now)
-            .map_err(CliError::Usage)?;
+            .map_err(|message| CliError::usage(&message))?;
         let store = open_store(config)?;
         let key = requests
             .key
@@ -197,7 +196,7 @@ fn report(options: Requests, by: &[Grouping], config: &Config) -> Result<(), Cli
     if !Grouping::fit_together(by) {
         let message =
             "--by takes one group, or two that differ, of which one may be hour, day or month.";
-        return Err(CliError::Usage(message.into()));
+        return Err(CliError::usage(message));
     }
     let selection = Selection::open(&options, config)?;
     let mut rows = selection
@@ -211,14 +210,12 @@ fn report(options: Requests, by: &[Grouping], config: &Config) -> Result<(), Cli
         rows.clear();
     }
     if options.json {
-        let report = Report {
+        return print_json(&Report {
             since,
             until,
             sums: &sums,
-        };
-        let report = serde_json::to_string(&report).expect("a report should have its JSON");
-        let report = report.trim_end_matches('}');
-        return print(&format!("{report},\n\"rows\":{}}}\n", json_lines(&rows)));
+            rows: &rows,
+        });
     }
     let labels: Vec<&str> = by.iter().flat_map(|by| by.labels()).copied().collect();
     let columns: Vec<&str> = labels.iter().copied().chain(FIGURES).collect();
@@ -256,20 +253,20 @@ const FIGURES: [&str; 6] = [
     "unmeasured",
 ];
 
-/// The members of a report before its rows.
 #[derive(Serialize)]
-struct Report<'a> {
+struct Report<'a, R> {
     since: i64,
     until: i64,
     #[serde(flatten)]
     sums: &'a Sums,
+    rows: &'a [R],
 }
 
 fn list(options: Requests, limit: usize, config: &Config) -> Result<(), CliError> {
     let selection = Selection::open(&options, config)?;
     let (rows, is_more) = newest_rows(&selection, limit)?;
     if options.json {
-        print(&(json_lines(&rows) + "\n"))?;
+        print_json(&rows)?;
     } else if options.csv {
         print(
             &(LedgerRow::csv_heading() + &rows.iter().map(LedgerRow::csv_line).collect::<String>()),
@@ -287,12 +284,12 @@ fn list(options: Requests, limit: usize, config: &Config) -> Result<(), CliError
             count(rows.len() as i64, "request")
         );
     } else {
-        tell_removed(&selection, rows.len() as i64)?;
+        note_removed_rows(&selection, rows.len() as i64)?;
     }
     Ok(())
 }
 
-/// The newest rows, and whether there are more.
+/// The newest rows, and true if there are more.
 fn newest_rows(selection: &Selection, limit: usize) -> Result<(Vec<LedgerRow>, bool), CliError> {
     let filter = RowFilter {
         range: selection.range,
@@ -348,7 +345,7 @@ fn list_line(row: &LedgerRow) -> Vec<String> {
 }
 
 /// Says on standard error if retention has removed rows of a list.
-fn tell_removed(selection: &Selection, listed: i64) -> Result<(), CliError> {
+fn note_removed_rows(selection: &Selection, listed: i64) -> Result<(), CliError> {
     let mut requests = 0;
     let take = |row: RollupRow| requests += row.sums.requests;
     match selection
@@ -378,26 +375,15 @@ fn find_gateway(store: &Store, name: &str) -> Result<String, CliError> {
             .any(|gateway| gateway.name == name)
     {
         true => Ok(name.into()),
-        false => Err(CliError::Failed(format!(
+        false => Err(CliError::failed(format!(
             "there is no gateway {name:?}. List the gateways: adriaticum usage --by gateway"
         ))),
     }
 }
 
-/// Formats an array with one row per line.
-fn json_lines(rows: &[impl Serialize]) -> String {
-    let row = |row| {
-        format!(
-            "\n  {}",
-            serde_json::to_string(row).expect("a row should have its JSON")
-        )
-    };
-    format!("[{}]", rows.iter().map(row).collect::<Vec<_>>().join(","))
-}
-
 fn show(id: &str, json: bool, config: &Config) -> Result<(), CliError> {
     let row = open_store(config)?.ledger.find_row(id)?.ok_or_else(|| {
-        CliError::Failed(format!(
+        CliError::failed(format!(
             "there is no row for {id:?}. A request without a valid key has none, and retention removes old rows."
         ))
     })?;

@@ -2,7 +2,10 @@
 
 use serde_json::{Value, json};
 
-use super::{CliError, expecting, open_store, print, print_json};
+use super::error::CliError;
+use super::open_store::open_store;
+use super::output::{print, print_json};
+use super::parsers::expecting;
 use crate::config::Config;
 use crate::ledger::{ChainHead, Fault, HeadStatus, Verification};
 use crate::progress::Progress;
@@ -36,7 +39,7 @@ pub(super) fn run(
     } else if failure.is_none() {
         print(&summary(&found, through.as_ref()))?;
     }
-    failure.map_or(Ok(()), |message| Err(CliError::Failed(message)))
+    failure.map_or(Ok(()), |message| Err(CliError::failed(message)))
 }
 
 /// Returns the reason why the ledger or the given head can't be trusted. A head that can't be checked is a failure too, so

@@ -10,7 +10,7 @@ use crate::timed_stream::TimedStream;
 // `ureq` passes no per-call data to the transport, but a call stays on its thread.
 thread_local! {
     /// The handle that can shut down the socket of this thread's call.
-    static EXPOSED_AS: RefCell<Option<Cancellation>> = const { RefCell::new(None) };
+    static CURRENT: RefCell<Option<Cancellation>> = const { RefCell::new(None) };
     static HAS_SENT: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -28,7 +28,7 @@ struct CallState {
 impl Cancellation {
     /// Cancels the call in progress, if there is one: it fails at once, and so does every later one.
     pub fn cancel(&self) {
-        // The lock is held: a socket that was withdrawn may serve another call already.
+        // The lock is held: a detached socket may serve another call already.
         let mut state = lock(&self.0);
         state.is_cancelled = true;
         state.shut_down();
@@ -58,11 +58,11 @@ pub(super) fn begin_call(cancellation: Cancellation) -> impl Drop {
     struct Guard;
     impl Drop for Guard {
         fn drop(&mut self) {
-            withdraw();
-            EXPOSED_AS.take();
+            detach_socket();
+            CURRENT.take();
         }
     }
-    EXPOSED_AS.set(Some(cancellation));
+    CURRENT.set(Some(cancellation));
     HAS_SENT.set(false);
     Guard
 }
@@ -76,9 +76,10 @@ pub(super) fn has_sent() -> bool {
     HAS_SENT.get()
 }
 
-/// Exposes a socket for this thread's call. If the call was cancelled while it connected, it fails now.
-pub(super) fn expose(stream: &TimedStream) {
-    EXPOSED_AS.with_borrow(|handle| {
+/// Lets other threads shut down the socket of this thread's call. If the call was cancelled while it
+/// connected, it fails now.
+pub(super) fn attach_socket(stream: &TimedStream) {
+    CURRENT.with_borrow(|handle| {
         if let Some(handle) = handle {
             let mut state = lock(&handle.0);
             state.socket = Some(Arc::clone(&stream.stream));
@@ -89,9 +90,9 @@ pub(super) fn expose(stream: &TimedStream) {
     });
 }
 
-/// Ends the exposure, before the connection can serve another call.
-pub(super) fn withdraw() {
-    EXPOSED_AS.with_borrow(|handle| {
+/// Ends that, before the connection can serve another call.
+pub(super) fn detach_socket() {
+    CURRENT.with_borrow(|handle| {
         if let Some(handle) = handle {
             lock(&handle.0).socket = None;
         }

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::ToSocketAddrs;
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustls::crypto::ring;
 use rustls::pki_types::ServerName;
@@ -16,8 +16,11 @@ use ureq::unversioned::transport::{ConnectionDetails, NextTimeout};
 
 use super::cancellation;
 use super::outbound::{OutboundConnection, OutboundStream};
-use super::roots;
+use crate::certificates::load_system_roots;
 use crate::timed_stream::TimedStream;
+
+/// The time to connect, TLS handshake included: a host that is down may not refuse.
+pub(super) const CONNECT_TIME: Duration = Duration::from_secs(3);
 
 /// Finds no address. `ureq` asks its resolver for every call, on a thread of its own if there is a timeout; a call on a
 /// kept connection needs no address, and the connector looks up the name of a new one.
@@ -47,7 +50,7 @@ impl Connector {
 
     fn tls(&self) -> Arc<ClientConfig> {
         let make = || {
-            let roots = self.roots.clone().unwrap_or_else(roots::load_system_roots);
+            let roots = self.roots.clone().unwrap_or_else(load_system_roots);
             let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
                 .with_safe_default_protocol_versions()
                 .expect("the provider should support the default versions")
@@ -59,11 +62,11 @@ impl Connector {
     }
 
     fn open(&self, details: &ConnectionDetails) -> io::Result<OutboundConnection> {
-        let deadline = Instant::now() + (*details.timeout.after).min(super::CONNECT_TIME);
+        let deadline = Instant::now() + (*details.timeout.after).min(CONNECT_TIME);
         // The C library's own settings bound the time of a look-up; an address needs none.
         let addresses = host_and_port(details.uri).to_socket_addrs()?;
         let mut stream = TimedStream::connect(addresses, deadline)?;
-        cancellation::expose(&stream);
+        cancellation::attach_socket(&stream);
         let stream = if details.needs_tls() {
             let mut session = ClientConnection::new(self.tls(), server_name(details.uri)?)
                 .map_err(io::Error::other)?;

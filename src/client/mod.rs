@@ -6,7 +6,6 @@
 mod cancellation;
 mod connector;
 mod outbound;
-pub mod roots;
 
 use std::fmt;
 use std::io::{self, Read};
@@ -18,12 +17,9 @@ use ureq::{Agent, Error};
 
 pub use self::cancellation::Cancellation;
 
-use self::connector::{Connector, ResolveLater};
+use self::connector::{CONNECT_TIME, Connector, ResolveLater};
 use crate::error::FailureCause;
 use crate::http::MAX_HEAD;
-
-/// The time to connect, TLS handshake included: a host that is down may not refuse.
-const CONNECT_TIME: Duration = Duration::from_secs(3);
 
 /// The time a connection is kept without use. The servers in use close theirs after 5 seconds, and a request
 /// sent into a closing connection is lost.
@@ -120,7 +116,7 @@ impl HttpClient {
         }
         let _call = cancellation::begin_call(call.cancellation.clone());
         let began = Instant::now();
-        self.make(call).map_err(|error| match error {
+        self.send(call).map_err(|error| match error {
             _ if call.cancellation.is_cancelled() => CallError::Cancelled,
             Error::Timeout(_) => CallError::TimedOut(began.elapsed()),
             Error::BodyExceedsLimit(_) => CallError::TooLarge,
@@ -134,7 +130,7 @@ impl HttpClient {
         })
     }
 
-    fn make(&self, call: &Call) -> Result<Response<Vec<u8>>, Error> {
+    fn send(&self, call: &Call) -> Result<Response<Vec<u8>>, Error> {
         let answer = match call.body {
             Some(body) => {
                 let request = self

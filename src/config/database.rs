@@ -44,7 +44,7 @@ fn read_password(
     database: &mut DatabaseLocation,
 ) -> Result<PathBuf, Problem> {
     let path = PathBuf::from(written.text()?);
-    let password = password_in(&path).map_err(|error| written.refuse_because(error))?;
+    let password = password_in(&path).map_err(|error| written.refuse_file(&error))?;
     if let (DatabaseLocation::Postgres(uri), Some(password)) = (database, password) {
         if uri.password.is_some() {
             return Err(

@@ -38,7 +38,7 @@ pub struct Config {
     pub database: DatabaseLocation,
     /// The file with its password, if there is one.
     pub database_password_file: Option<PathBuf>,
-    /// Its name in a shared database; empty if the database is a file.
+    /// The gateway's name in a shared database; empty if the database is a file.
     pub gateway: String,
     pub workers: usize,
     pub queue: usize,
@@ -164,7 +164,7 @@ impl Config {
     }
 
     /// The command that sets the console's password in this service's database. A path is sent only to a client of this
-    /// host. If the console has a public name, a local client may be a proxy that forwards requests of strangers.
+    /// host. If the console has a public name, a local client may be a proxy that forwards requests of anyone.
     pub fn password_command(&self, is_local: bool) -> String {
         let command = "adriaticum console password";
         let is_usual = env::var_os("ADRIATICUM_DATABASE").is_none()
@@ -322,7 +322,8 @@ fn tls(settings: &mut Settings) -> Option<TlsFiles> {
     settings.accept(files)
 }
 
-fn absolute(path: &Path) -> String {
+/// The whole path of a file, for messages.
+pub fn absolute(path: &Path) -> String {
     path::absolute(path)
         .unwrap_or_else(|_| path.to_owned())
         .display()
@@ -552,39 +553,6 @@ mod tests {
             wrong.is_empty() && cases.len() >= 35,
             "other messages:\n{}",
             wrong.join("\n")
-        );
-    }
-
-    /// Every setting is in the table, or `take` panics; every setting of the table is read, or `finish` panics.
-    #[test]
-    fn the_sample_file_has_every_setting_with_its_default() {
-        let sample = reference::sample_file();
-        let uncomment = |line: &str| match line.strip_prefix('#') {
-            Some(setting) if setting.starts_with(|c: char| c.is_ascii_lowercase()) => {
-                format!("{setting}\n")
-            }
-            _ => format!("{line}\n"),
-        };
-        let everything: String = sample.lines().map(uncomment).collect();
-        assert_eq!(
-            everything
-                .lines()
-                .filter(|line| !line.is_empty() && !line.starts_with(['#', '[']))
-                .count(),
-            reference::SETTINGS.len()
-        );
-        let [packaged, everything] =
-            [sample, everything].map(|text| file(&text).unwrap_or_else(|error| panic!("{error}")));
-        let defaults = environment(&[]).expect("all defaults should be good");
-        assert_eq!(defaults.differences(&packaged), ["database"]);
-        let everything = Config {
-            buffer_limit: defaults.buffer_limit,
-            ..everything
-        };
-        // The default host is set here, which is more than the same name by default.
-        assert_eq!(
-            defaults.differences(&everything),
-            ["database", "console_host"]
         );
     }
 

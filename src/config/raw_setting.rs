@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use toml::Spanned;
@@ -17,6 +18,8 @@ pub struct Problem {
     /// The line of the file; variables follow the file.
     pub(super) line: usize,
     pub(super) text: String,
+    /// The system denies this user a file.
+    pub(super) is_denied: bool,
 }
 
 /// Settings whose value is never repeated.
@@ -29,7 +32,7 @@ const MAX_REPEATED: usize = 60;
 pub struct RawSetting {
     setting: &'static Setting,
     value: SettingValue,
-    place: Place,
+    place: SettingSource,
     /// The text in the file or the variable.
     found: String,
 }
@@ -42,7 +45,7 @@ enum SettingValue {
     Other,
 }
 
-enum Place {
+enum SettingSource {
     Line(PathBuf, usize),
     Variable,
     /// It is not set: the value is the default, or the path of a file in its usual place.
@@ -55,20 +58,20 @@ impl RawSetting {
         Self {
             setting,
             value: SettingValue::Text(text),
-            place: Place::Variable,
+            place: SettingSource::Variable,
             found,
         }
     }
 
     pub(super) fn by_default(setting: &'static Setting, text: &str) -> Self {
         Self {
-            place: Place::Default,
+            place: SettingSource::Default,
             ..Self::in_variable(setting, text.into())
         }
     }
 
     pub fn is_default(&self) -> bool {
-        matches!(self.place, Place::Default)
+        matches!(self.place, SettingSource::Default)
     }
 
     /// Names the values that the setting accepts. Repeats the one that was found, unless it may hold a secret.
@@ -81,10 +84,18 @@ impl RawSetting {
         self.refuse_for(&format!("{} ({reason})", self.setting.accepted()))
     }
 
+    /// Refuses the path of a file that can't be used.
+    pub fn refuse_file(&self, error: &io::Error) -> Problem {
+        Problem {
+            is_denied: error.kind() == io::ErrorKind::PermissionDenied,
+            ..self.refuse_because(error)
+        }
+    }
+
     /// Names the values that are accepted together with other settings.
     pub fn refuse_for(&self, accepted: &str) -> Problem {
         let (name, equals) = match self.place {
-            Place::Variable => (self.setting.variable(), "="),
+            SettingSource::Variable => (self.setting.variable(), "="),
             _ => (self.setting.name.into(), " = "),
         };
         let setting = if SECRET.contains(&self.setting.name) || may_hold_a_secret(&self.found) {
@@ -94,10 +105,11 @@ impl RawSetting {
         };
         let text = format!("{setting}: expected {accepted}.");
         match &self.place {
-            Place::Line(path, line) => problem_in(path, *line, &text),
+            SettingSource::Line(path, line) => problem_in(path, *line, &text),
             _ => Problem {
                 line: usize::MAX,
                 text,
+                is_denied: false,
             },
         }
     }
@@ -105,7 +117,7 @@ impl RawSetting {
     /// Returns `None` for a variable.
     pub fn file(&self) -> Option<&Path> {
         match &self.place {
-            Place::Line(path, _) => Some(path),
+            SettingSource::Line(path, _) => Some(path),
             _ => None,
         }
     }
@@ -186,6 +198,7 @@ fn problem_in(path: &Path, line: usize, text: &str) -> Problem {
     Problem {
         line,
         text: format!("{}:{line}: {text}", path.display()),
+        is_denied: false,
     }
 }
 
@@ -198,6 +211,7 @@ pub(super) fn read_file(path: &Path) -> Result<(FileSettings, Vec<Problem>), Vec
         vec![Problem {
             line: 0,
             text: format!("{}: it can't be read: {error}.", path.display()),
+            is_denied: error.kind() == io::ErrorKind::PermissionDenied,
         }]
     })?;
     let line_at = |place: usize| {
@@ -228,7 +242,7 @@ pub(super) fn read_file(path: &Path) -> Result<(FileSettings, Vec<Problem>), Vec
         let line = line_at(key.span().start);
         if let Some(setting) = reference::find(name) {
             let (place, found) = (
-                Place::Line(path.to_owned(), line),
+                SettingSource::Line(path.to_owned(), line),
                 text[value.span()].to_owned(),
             );
             settings.insert(

@@ -1,13 +1,13 @@
-//! Every setting: its name, its default, the values that it accepts, and its description. The program takes its defaults and
-//! the phrases of its messages from this table. `packaging/generate.rs` makes the sample file and the manual page from it, and
-//! docs/configuration.md has it between two marks.
+//! Every setting: its name, its default, the values that it accepts, and its description. The program
+//! takes its defaults and the phrases of its messages from this table. `packaging/settings.rs` makes
+//! the sample file, the manual page and the table of docs/configuration.md from it.
 
 use std::ops::RangeInclusive;
 
 use Accepted::{Lines, List, Number, OneOf, Text};
 use DefaultValue::{Computed, Value};
 
-/// Of every variable.
+/// The name of every variable begins with it.
 pub const PREFIX: &str = "ADRIATICUM_";
 
 pub struct Setting {
@@ -22,7 +22,7 @@ pub struct Setting {
 }
 
 pub enum DefaultValue {
-    /// As in a variable. An empty text means none.
+    /// The text of a variable. An empty one means none.
     Value(&'static str),
     /// A description, and the value in the sample file.
     Computed(&'static str, &'static str),
@@ -181,246 +181,5 @@ impl Setting {
             Value(text) => text,
             Computed(..) => "",
         }
-    }
-
-    fn default_markdown(&self) -> String {
-        match self.default {
-            Value("") => "none".into(),
-            Value(text) => format!("`{}`", self.toml(text)),
-            Computed(description, _) => description.into(),
-        }
-    }
-
-    fn separator(&self) -> &'static str {
-        match self.accepted {
-            List(_) => ", comma separated",
-            Lines(_) => ", one per line",
-            _ => "",
-        }
-    }
-
-    fn toml(&self, text: &str) -> String {
-        match self.accepted {
-            Number(..) => text.into(),
-            OneOf(_) | Text(_) => format!("{text:?}"),
-            List(_) | Lines(_) => {
-                format!(
-                    "{:?}",
-                    text.split(',')
-                        .filter(|text| !text.is_empty())
-                        .collect::<Vec<_>>()
-                )
-            }
-        }
-    }
-}
-
-/// The configuration that the package installs: every setting, commented out except for the database.
-pub fn sample_file() -> String {
-    let mut file = String::from(
-        "# The configuration of Adriaticum. See also adriaticum.toml(5). `adriaticum check` tests it.\n\
-         #\n\
-         # A commented-out setting shows its default. An environment variable overrides a setting: ADRIATICUM_WORKERS for\n\
-         # workers, ADRIATICUM_RUNTIME_URL for runtime.url. Changes take effect after `systemctl restart adriaticum`, which\n\
-         # refuses no connection; for log_level and the certificate, `systemctl reload adriaticum` is enough.\n",
-    );
-    let mut table = "";
-    for setting in &SETTINGS {
-        if setting.table() != table {
-            table = setting.table();
-            file += &format!("\n[{table}]");
-        }
-        let (value, default) = match setting.default {
-            Value(value) => (value, String::new()),
-            Computed(description, value) => (value, format!("Default: {description}.")),
-        };
-        // The path is absolute, so that commands use the service's database from any folder.
-        let (mark, value) = match setting.name {
-            "database" => ("", "/var/lib/adriaticum/adriaticum.db"),
-            _ => ("#", value),
-        };
-        let name = setting.name.rsplit('.').next().unwrap_or_default();
-        let description = commented(&format!(
-            "{} {} {default}",
-            setting.summary, setting.details
-        ));
-        let accepted = commented(&format!("Accepted: {}.", setting.accepted()));
-        file += &format!(
-            "\n{description}{accepted}{mark}{name} = {}\n",
-            setting.toml(value)
-        );
-    }
-    file
-}
-
-/// Breaks a text into lines of a comment.
-fn commented(text: &str) -> String {
-    let mut lines = String::new();
-    let mut line = String::from("#");
-    for word in text.split_whitespace() {
-        if line.len() + word.len() >= 120 {
-            lines += &format!("{line}\n");
-            line = "#".into();
-        }
-        line += &format!(" {word}");
-    }
-    lines + &line + "\n"
-}
-
-/// The table of docs/configuration.md.
-pub fn markdown_table() -> String {
-    let mut table =
-        String::from("| setting | environment | default | accepted | |\n|---|---|---|---|---|\n");
-    for setting in &SETTINGS {
-        table += &format!(
-            "| `{}` | `{}`{} | {} | {} | {} |\n",
-            setting.name,
-            setting.variable(),
-            setting.separator(),
-            setting.default_markdown(),
-            setting.accepted(),
-            setting.summary,
-        );
-    }
-    table
-}
-
-/// The manual page adriaticum.toml(5).
-pub fn manual_page() -> String {
-    let mut page = MANUAL_START.to_owned();
-    for setting in &SETTINGS {
-        page += &format!(
-            ".TP\n{}\n{}\n",
-            roff(&format!(
-                "`{}` (`{}`{}), {}",
-                setting.name,
-                setting.variable(),
-                setting.separator(),
-                setting.default_markdown()
-            )),
-            roff(setting.summary),
-        );
-        if !setting.details.is_empty() {
-            page += &format!("{}\n", roff(setting.details));
-        }
-        page += &format!("Accepted: {}.\n", roff(&setting.accepted()));
-    }
-    page + MANUAL_END
-}
-
-/// Escapes a line of text; code becomes bold.
-fn roff(text: &str) -> String {
-    let plain = text.replace('\\', "\\e").replace('-', "\\-");
-    let fonts = ["", "\\fB", "\\fR"]
-        .into_iter()
-        .chain(["\\fB", "\\fR"].into_iter().cycle());
-    let line: String = plain
-        .split('`')
-        .zip(fonts)
-        .flat_map(|(part, font)| [font, part])
-        .collect();
-    // A dot or an apostrophe would begin a command.
-    if line.starts_with(['.', '\'']) {
-        format!("\\&{line}")
-    } else {
-        line
-    }
-}
-
-const MANUAL_START: &str = r#".TH ADRIATICUM.TOML 5 "" "Adriaticum" "File Formats"
-.ad l
-.SH NAME
-adriaticum.toml \- the configuration of adriaticum
-.SH DESCRIPTION
-The configuration is TOML.
-It is read from the file given with \fB\-\-config\fR, else from the file named by \fBADRIATICUM_CONFIG\fR, else from
-\fI/etc/adriaticum/adriaticum.toml\fR if it exists.
-Without a file, all settings have their defaults.
-An environment variable overrides the file.
-Unknown names in the file, wrong types and values out of range stop the program with a message that lists every problem at
-once: the file and line or the variable, the value found (unless it may be a secret) and what is accepted.
-For a misspelt name it suggests the right one.
-An unknown variable whose name begins with \fBADRIATICUM_\fR is only a warning.
-.PP
-A name with a dot is a setting in a table: \fBruntime.url\fR is \fBurl\fR under \fB[runtime]\fR.
-.PP
-Changes take effect after a restart. \fBsystemctl reload adriaticum\fR (SIGHUP) is enough for \fBlog_level\fR,
-\fBtls.cert\fR and \fBtls.key\fR.
-.SH SETTINGS
-"#;
-
-const MANUAL_END: &str = r#".SH POSTGRESQL
-The URI of a database may name several hosts; the gateway uses the one that accepts writes.
-Its parameters are \fBhost\fR, \fBport\fR, \fBuser\fR, \fBpassword\fR, \fBdbname\fR, \fBsslmode\fR
-(\fBdisable\fR, \fBrequire\fR, \fBverify\-ca\fR, \fBverify\-full\fR), \fBsslrootcert\fR, \fBconnect_timeout\fR (seconds for
-one host, 1) and \fBtarget_session_attrs\fR (\fBread\-write\fR).
-Without \fBsslmode\fR it is \fBverify\-full\fR if there is an \fBsslrootcert\fR, else \fBrequire\fR, and for a host of the
-same machine \fBdisable\fR.
-\fBrequire\fR does not check the certificate; instead the server has to prove with SCRAM\-SHA\-256\-PLUS that it knows the
-password.
-.PP
-Only one \fBserve\fR can use a SQLite file. Any number can use a PostgreSQL database, each under its own name
-(\fBgateway\fR).
-Transaction poolers such as PgBouncer are not supported.
-.PP
-The index of documents for Search is always a file on each gateway: beside the SQLite file, or with PostgreSQL
-\fIadriaticum\-search.db\fR in the current folder, which is \fI/var/lib/adriaticum\fR for the systemd service.
-.SH EXAMPLE
-.nf
-database = "/var/lib/adriaticum/adriaticum.db"
-api_hosts = ["llm.example.org"]
-workers = 4
-
-[runtime]
-url = "http://127.0.0.1:8081/v1"
-.fi
-.SH SEE ALSO
-\fBadriaticum\fR(1)
-"#;
-
-#[cfg(test)]
-mod tests {
-    use std::{env, fs};
-
-    use super::*;
-
-    #[test]
-    fn the_documentation_has_the_table() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/configuration.md");
-        let page = fs::read_to_string(path).expect("the page should exist");
-        let (begin, end) = (
-            "<!-- begin of the settings -->\n",
-            "<!-- end of the settings -->",
-        );
-        let (before, rest) = page
-            .split_once(begin)
-            .expect("the table should have a begin");
-        let (_, after) = rest.split_once(end).expect("the table should have an end");
-        let expected = format!("{before}{begin}{}{end}{after}", markdown_table());
-        if env::var_os("UPDATE_DOCS").is_some() {
-            fs::write(path, &expected).expect("the page should be written");
-        } else {
-            assert!(
-                page == expected,
-                "run `UPDATE_DOCS=1 cargo test --lib config::` to rewrite {path}"
-            );
-        }
-    }
-
-    #[test]
-    fn the_manual_page_is_escaped() {
-        assert_eq!(roff("`a-b` c\\d, `e`"), "\\fBa\\-b\\fR c\\ed, \\fBe\\fR");
-        assert_eq!(roff("a `b`"), "a \\fBb\\fR");
-        assert_eq!(roff(".a"), "\\&.a");
-        let page = manual_page();
-        let known = [".TH ", ".SH ", ".PP", ".TP", ".nf", ".fi", ".ad l"];
-        let is_good = |line: &&str| {
-            !line.starts_with('.') || known.iter().any(|macro_name| line.starts_with(macro_name))
-        };
-        assert_eq!(page.lines().find(|line| !is_good(line)), None);
-        assert_eq!(
-            page.lines().filter(|line| *line == ".TP").count(),
-            SETTINGS.len()
-        );
     }
 }

@@ -9,7 +9,7 @@ use ureq::http::Uri;
 
 use super::raw_setting::{Problem, RawSetting};
 use super::settings::Settings;
-use crate::client::roots;
+use crate::certificates;
 use crate::files;
 use crate::http::head::split_authority;
 use crate::secret::Secret;
@@ -53,9 +53,9 @@ pub(super) fn read(settings: &mut Settings) -> RuntimeConfig {
 fn ca(written: &RawSetting) -> Result<Option<RootCertStore>, Problem> {
     match written.text()? {
         "" => Ok(None),
-        path => roots::read(Path::new(path))
+        path => certificates::read_roots(Path::new(path))
             .map(Some)
-            .map_err(|error| written.refuse_because(error)),
+            .map_err(|error| written.refuse_file(&error)),
     }
 }
 
@@ -100,7 +100,7 @@ fn api_key(settings: &mut Settings) -> Option<Secret> {
 }
 
 fn read_key_file(file: &RawSetting) -> Result<String, Problem> {
-    files::read_text(Path::new(file.text()?)).map_err(|error| file.refuse_because(error))
+    files::read_text(Path::new(file.text()?)).map_err(|error| file.refuse_file(&error))
 }
 
 /// Returns a key without the white space around it; `None` if nothing is left.

@@ -30,6 +30,11 @@ impl fmt::Display for ConfigError {
 }
 
 impl ConfigError {
+    /// Returns true if the system denies this user a file.
+    pub fn is_denied(&self) -> bool {
+        self.0.iter().any(|problem| problem.is_denied)
+    }
+
     fn new(mut problems: Vec<Problem>) -> Self {
         problems.sort_by_key(|problem| problem.line);
         Self(problems)
@@ -59,7 +64,7 @@ impl Settings {
         let credentials = environment
             .remove("CREDENTIALS_DIRECTORY")
             .map(PathBuf::from);
-        // It names the file.
+        // This variable names the file.
         environment.remove("ADRIATICUM_CONFIG");
         let (file, problems) = path
             .map(read_file)

@@ -2,10 +2,11 @@
 
 use maud::{Markup, html};
 
-use super::form::link;
-use super::html_table::{cards, choices, heading, page_links};
-use super::page_request::Operator;
-use super::{PageResult, format, layout};
+use super::html::form::link;
+use super::html::format;
+use super::html::table::{cards, choices, heading, page_links};
+use super::layout;
+use super::page::{Operator, PageResult};
 use crate::audit::{AuditRow, AuditSubject};
 use crate::id::has_shape;
 
@@ -59,7 +60,9 @@ pub fn page(operator: &Operator) -> PageResult {
             (page_links(newest.as_slice(), "", earlier))
         }
     };
-    Ok(layout::operator_page(operator, "/audit", "Audit", &content))
+    Ok(layout::operator_page(
+        operator, 200, "/audit", "Audit", &content,
+    ))
 }
 
 fn cells(row: &AuditRow) -> Vec<Markup> {

@@ -4,9 +4,8 @@ use std::net::IpAddr;
 
 use maud::html;
 
-use super::PageError;
 use super::layout::{copy_box, operator_page, plain_page};
-use super::page_request::Operator;
+use super::page::{Operator, PageError};
 use crate::database::DatabaseError;
 use crate::http::Response;
 use crate::logging;
@@ -41,7 +40,7 @@ pub fn error(operator: Option<&Operator>, peer: Option<IpAddr>, error: &PageErro
     let reason;
     let (status, title, text, retry_after) = match error {
         PageError::NotFound => (404, "Page not found", "Check the address.", None),
-        PageError::WhichKey => (
+        PageError::AmbiguousKey => (
             404,
             "Which key?",
             "None, or more than one, matches the filter. Give the key’s id.",
@@ -84,7 +83,7 @@ pub fn error(operator: Option<&Operator>, peer: Option<IpAddr>, error: &PageErro
         PageError::Range(message) => (400, "No such range", message.as_str(), None),
         PageError::Store(error) => {
             // Without the database no session can be verified, so anyone can cause this line.
-            if logging::allow_stranger(error.cause(), peer) {
+            if logging::allow_refusal_line(error.cause(), peer) {
                 log::error!("console: {error}");
             }
             let text =
@@ -104,11 +103,10 @@ pub fn error(operator: Option<&Operator>, peer: Option<IpAddr>, error: &PageErro
             }
         }
     };
-    let mut response = match operator {
-        Some(operator) => operator_page(operator, "", title, &content),
+    let response = match operator {
+        Some(operator) => operator_page(operator, status, "", title, &content),
         None => plain_page(status, title, &content),
     };
-    response.status = status;
     match (error, retry_after) {
         (PageError::Method, _) => response.with("allow", "GET, POST"),
         (_, Some(seconds)) => response.with("retry-after", seconds.to_string()),

@@ -2,9 +2,10 @@
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use super::assets::{ICON, SCRIPT, STYLE};
-use super::page_request::{self, Operator};
-use super::verdict;
+use super::html::assets::{ICON, SCRIPT, STYLE};
+use super::page::Operator;
+use super::session::cookies;
+use super::status::verdict;
 use crate::http::Response;
 
 /// Allows nothing but what this host serves, no script or style within a page, and no frame around it.
@@ -21,7 +22,13 @@ const PARTS: [(&str, &str); 5] = [
 ];
 
 /// A page for a signed-in operator, with the navigation. `part` is the address of the part that it belongs to.
-pub fn operator_page(operator: &Operator, part: &str, title: &str, content: &Markup) -> Response {
+pub fn operator_page(
+    operator: &Operator,
+    status: u16,
+    part: &str,
+    title: &str,
+    content: &Markup,
+) -> Response {
     let console = operator.console;
     let trouble = verdict::trouble(&verdict::parts(console));
     let gateway = console.config.gateway_name();
@@ -43,7 +50,7 @@ pub fn operator_page(operator: &Operator, part: &str, title: &str, content: &Mar
             button.quiet type="submit" { "Sign out" }
         }
     };
-    frame(200, &format!("{dot}{title} · {gateway}"), &top, content)
+    frame(status, &format!("{dot}{title} · {gateway}"), &top, content)
 }
 
 /// A page that needs no session.
@@ -118,5 +125,5 @@ pub fn copy_box(title: &str, id: &str, text: &str) -> Markup {
 
 /// The hidden field that protects every form against requests from other sites. It is bound to the session's cookie.
 pub fn form_token(cookie: &str) -> Markup {
-    html! { input type="hidden" name="token" value=(page_request::form_token(cookie)); }
+    html! { input type="hidden" name="token" value=(cookies::form_token(cookie)); }
 }

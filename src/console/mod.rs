@@ -2,113 +2,35 @@
 //!
 //! The steps of a request: assets, monitoring endpoints, is a password set, origin, session, the form's token, the page.
 
-mod assets;
 mod audit;
-mod bar_interval;
-mod chart;
-mod check_runner;
 mod error_pages;
-mod export;
-mod filters;
-mod form;
-mod format;
-mod html_table;
-mod key_form;
-mod key_list;
+mod html;
 mod keys;
 mod layout;
-mod monitoring_endpoints;
-mod page_request;
-pub mod password;
-mod request_details;
-mod request_list;
-pub mod sessions;
-mod sign_in;
+mod page;
+mod requests;
+pub mod session;
+mod state;
 mod status;
-mod throttle;
 mod usage;
-mod usage_by_key;
-mod usage_charts;
-mod usage_report;
-mod usage_view;
-mod verdict;
 
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::Arc;
-use std::time::{Duration, Instant};
 
+use self::page::{Operator, PageError, PageRequest, PageResult};
+use self::session::{cookies, sign_in};
+pub use self::state::Console;
 use crate::api::key;
-use crate::config::Config;
-use crate::console::sessions::TokenKind;
-use crate::database::DatabaseError;
+use crate::console::session::credentials::{self, TokenKind};
 use crate::http::{ClientInfo, Request, RequestHead, Response};
-use crate::ledger::Gateway;
-use crate::listener::{Lane, Ticket};
+use crate::listener::{Admission, Destination, Lane};
 use crate::logging;
-use crate::store::Store;
+use crate::monitoring::MonitoringEndpoints;
 use crate::when;
-
-use self::check_runner::CheckRunner;
-pub use self::monitoring_endpoints::MonitoringEndpoints;
-use self::page_request::{Operator, PageRequest, SESSION};
-use self::sign_in::SignIn;
 
 /// Makes a browser that came by HTTPS use nothing else for a year.
 const HTTPS_ONLY: &str = "max-age=31536000";
 
-pub struct Console {
-    config: Arc<Config>,
-    store: Arc<Store>,
-    started: Instant,
-    sign_in: SignIn,
-    checks: CheckRunner,
-    /// Counts the exports in progress: each has a clone.
-    exports: Arc<()>,
-    pub monitoring: MonitoringEndpoints,
-}
-
-#[derive(Debug)]
-enum PageError {
-    NotFound,
-    /// A filter by key that means none, or several.
-    WhichKey,
-    /// A method that the address does not take.
-    Method,
-    TooLarge,
-    /// A form of a session that has ended.
-    Stale,
-    /// A form that another site sent.
-    Foreign,
-    Store(DatabaseError),
-    /// A range of time that can't be shown, and why.
-    Range(String),
-    Wait(Duration),
-    /// There is no room for the request.
-    Busy,
-    Panic,
-}
-
-type PageResult = Result<Response, PageError>;
-
-impl From<DatabaseError> for PageError {
-    fn from(error: DatabaseError) -> Self {
-        Self::Store(error)
-    }
-}
-
 impl Console {
-    pub fn new(config: Arc<Config>, store: Arc<Store>, monitoring: MonitoringEndpoints) -> Self {
-        Self {
-            sign_in: SignIn::new(&store),
-            config,
-            store,
-            started: Instant::now(),
-            checks: CheckRunner::new(),
-            exports: Arc::default(),
-            monitoring,
-        }
-    }
-
     pub fn answer(&self, request: &Request) -> Response {
         let answer = panic::catch_unwind(AssertUnwindSafe(|| self.serve(request)));
         let mut response =
@@ -121,19 +43,17 @@ impl Console {
     }
 
     /// The place of a request in the queue, from its head, without a database look-up.
-    pub fn ticket(&self, client: ClientInfo, head: &RequestHead) -> Ticket {
-        let ticket = self.sign_in.ticket(client, head);
+    pub fn admit(&self, client: ClientInfo, head: &RequestHead) -> Admission {
+        let mut admission = self.browsers.admit(client, head);
         if MonitoringEndpoints::takes_key(head) {
-            return Ticket {
-                credential: key::digest(head).ok(),
-                ..ticket
-            };
+            admission.destination = Destination::Console(key::digest(head).ok());
         }
-        ticket
+        admission
     }
 
-    /// The lane of a request: one for each session that is signed in, and for each key that may read the metrics.
-    pub fn lane(&self, request: &Request) -> Option<Lane> {
+    /// Looks up the lane of a request: one for each session that is signed in, and for each key that
+    /// may read the metrics.
+    pub fn identify(&self, request: &Request) -> Option<Lane> {
         let find = || {
             if MonitoringEndpoints::takes_key(&request.head) {
                 return self
@@ -142,23 +62,15 @@ impl Console {
                     .ok()
                     .map(|key| key.id);
             }
-            self.sign_in.look_up_browser(&self.store, request);
-            let session = page_request::presented(request.client, &request.head, SESSION)?;
+            self.browsers.look_up(&self.store, request);
+            let session = cookies::digest(request.client, &request.head, cookies::SESSION)?;
             let is_valid =
-                sessions::has_token(&self.store, &session, TokenKind::Session, when::now()).ok()?;
+                credentials::has_token(&self.store, &session, TokenKind::Session, when::now())
+                    .ok()?;
             is_valid.then(|| hex::encode(session.0))
         };
         let name = panic::catch_unwind(AssertUnwindSafe(find)).ok()??;
         Some(Lane { name, limit: None })
-    }
-
-    /// The gateways that share the database; empty if it is a file.
-    fn shared_gateways(&self) -> Result<Vec<Gateway>, DatabaseError> {
-        if self.config.database.file().is_some() {
-            Ok(Vec::new())
-        } else {
-            self.store.ledger.gateways()
-        }
     }
 
     /// Answers a request for which there is no room.
@@ -168,7 +80,7 @@ impl Console {
 
     fn serve(&self, request: &Request) -> Response {
         if let Some(answer) =
-            assets::find(&request.head).or_else(|| self.monitoring.answer(request))
+            html::assets::find(&request.head).or_else(|| self.monitoring.answer(request))
         {
             return answer;
         }
@@ -178,14 +90,14 @@ impl Console {
 
     fn page(&self, http: &Request) -> PageResult {
         let request = PageRequest::read(http)?;
-        let Some(password) = sessions::password(&self.store)? else {
+        let Some(password) = credentials::password(&self.store)? else {
             let command = self.config.password_command(http.client.is_local());
             return Ok(error_pages::no_password(&command));
         };
         request.check_origin()?;
         match (request.method, request.path, request.session(&self.store)?) {
             ("GET", "/sign-in", None) => Ok(sign_in::form(self, &request, None)),
-            ("POST", "/sign-in", _) => self.sign_in.submit(self, &request, &password),
+            ("POST", "/sign-in", _) => sign_in::submit(self, &request, &password),
             ("GET", "/sign-in", Some(_)) => Ok(layout::redirect("/")),
             (_, _, None) => Ok(sign_in::redirect_to_sign_in(&request)),
             (_, _, Some(session)) => {
@@ -205,14 +117,14 @@ impl Console {
 
 fn signed_in(operator: &Operator) -> PageResult {
     let request = operator.request;
-    if request.method == "POST" && !request.has_token_of(operator.session) {
+    if request.method == "POST" && !request.has_form_token(operator.session) {
         return Err(PageError::Stale);
     }
     let parts: Vec<&str> = request.path.trim_start_matches('/').split('/').collect();
     match (request.method, parts.as_slice()) {
         ("GET", [""]) => Ok(layout::redirect("/keys")),
         ("POST", ["sign-out"]) => sign_in::sign_out(operator),
-        ("GET", ["keys"]) => key_list::page(operator),
+        ("GET", ["keys"]) => keys::list::page(operator),
         ("POST", ["keys"]) => keys::create(operator),
         ("GET", ["keys", "new"]) => keys::new(operator),
         ("GET", ["keys", id]) => keys::page(operator, id),
@@ -220,12 +132,12 @@ fn signed_in(operator: &Operator) -> PageResult {
         ("GET", ["keys", id, "revoke"]) => keys::confirm_revoke(operator, id),
         ("POST", ["keys", id, "revoke"]) => keys::revoke(operator, id),
         ("GET", ["usage"]) => usage::page(operator),
-        ("GET", ["usage", "totals.csv"]) => export::totals(operator),
-        ("GET", ["requests"]) => request_list::page(operator),
-        ("GET", ["requests", "find"]) => request_details::find(operator),
-        ("GET", ["requests", "export.csv"]) => export::rows(operator, false),
-        ("GET", ["requests", "export.json"]) => export::rows(operator, true),
-        ("GET", ["requests", id]) => request_details::page(operator, id),
+        ("GET", ["usage", "totals.csv"]) => requests::export::totals(operator),
+        ("GET", ["requests"]) => requests::list::page(operator),
+        ("GET", ["requests", "find"]) => requests::details::find(operator),
+        ("GET", ["requests", "export.csv"]) => requests::export::rows(operator, false),
+        ("GET", ["requests", "export.json"]) => requests::export::rows(operator, true),
+        ("GET", ["requests", id]) => requests::details::page(operator, id),
         ("GET", ["audit"]) => audit::page(operator),
         ("GET", ["status"]) => status::page(operator),
         ("POST", ["status"]) => status::check_again(operator),

@@ -158,6 +158,11 @@ impl fmt::Display for DatabaseError {
 }
 
 impl DatabaseError {
+    /// Returns true if the system denies this user a file.
+    pub fn is_denied(&self) -> bool {
+        matches!(self, Self::Io(error) if error.kind() == io::ErrorKind::PermissionDenied)
+    }
+
     /// Returns whether another process may serve in the place of this one, or a later version, so that this one has to stop.
     pub fn is_replaced(&self) -> bool {
         matches!(self, Self::Fenced | Self::VersionChanged { .. })

@@ -1,6 +1,6 @@
 //! Bodies as RFC 9112 frames them, read piece by piece into one bounded buffer.
 
-use super::{MAX_BODY, Malformed, is_token_byte};
+use super::syntax::{MAX_BODY, Malformed, is_token_byte};
 
 /// The most bytes of a chunked body that are not content: sizes, extensions and trailers.
 const MAX_OVERHEAD: usize = 16 * 1024;

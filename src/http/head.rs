@@ -1,7 +1,7 @@
 //! A request's head: the request line and the headers, checked for everything that makes framing unsafe.
 
 use super::body::Framing;
-use super::{MAX_HEADERS, Malformed, is_token_byte};
+use super::syntax::{MAX_HEADERS, Malformed, is_token_byte};
 
 /// The longest method: the longest registered one has 17 letters.
 pub(super) const MAX_METHOD: usize = 32;

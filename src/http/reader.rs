@@ -3,7 +3,9 @@
 use std::mem;
 
 use super::body::{Body, BodyProgress};
-use super::{ClientInfo, MAX_HEAD, Malformed, Request, RequestHead, head};
+use super::head::{self, RequestHead};
+use super::request::{ClientInfo, Request};
+use super::syntax::{MAX_HEAD, Malformed};
 
 /// Empty lines that may come before a request (RFC 9112, 2.2).
 const MAX_EMPTY_LINES: u8 = 2;
@@ -122,7 +124,7 @@ impl Reader {
 }
 
 impl HeadStart {
-    /// Takes a head off the front of `input`, and keeps what is there of an incomplete one.
+    /// Takes a head off the front of `input`, and keeps an incomplete one.
     fn push(&mut self, input: &mut &[u8]) -> Result<Option<RequestHead>, Malformed> {
         if self.bytes.is_empty() {
             self.pass_empty_lines(input)?;
@@ -131,7 +133,7 @@ impl HeadStart {
                 return cut_head(input, end);
             }
         }
-        // Only what is new is searched, so that a head sent byte by byte costs no more than one sent whole.
+        // Only new bytes are searched: a head sent byte by byte costs no more than one sent at once.
         let searched = self.bytes.len();
         let taken = input.len().min(MAX_HEAD + 1 - searched);
         self.bytes.extend_from_slice(&input[..taken]);
@@ -178,7 +180,7 @@ const TOO_LONG: Malformed = Malformed("The head of the request is larger than 16
 
 fn cut_head(input: &mut &[u8], end: usize) -> Result<Option<RequestHead>, Malformed> {
     if end > MAX_HEAD {
-        // As when it comes in pieces.
+        // The same error as for a head that comes in pieces.
         head::check_beginning(&input[..=MAX_HEAD])?;
         return Err(TOO_LONG);
     }

@@ -15,23 +15,23 @@ pub struct Response {
     pub headers: Vec<(&'static str, String)>,
     pub body: Vec<u8>,
     /// The rest of a body that is too large to be kept in memory.
-    pub rest: Option<Box<dyn Pieces>>,
+    pub rest: Option<Box<dyn BodyStream>>,
 }
 
 /// The rest of a body, made piece by piece as the client takes it.
-pub trait Pieces: Send {
+pub trait BodyStream: Send {
     /// The next piece, empty if there is nothing to send yet; `None` at the end. After an error the connection is closed, so
     /// that the client knows that something is missing.
-    fn next(&mut self) -> Result<Option<Vec<u8>>, Broken>;
+    fn next(&mut self) -> Result<Option<Vec<u8>>, BodyStreamError>;
 }
 
 /// A piece could not be made; the cause is in the log.
 #[derive(Debug)]
-pub struct Broken;
+pub struct BodyStreamError;
 
-impl fmt::Debug for dyn Pieces {
+impl fmt::Debug for dyn BodyStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Pieces(…)")
+        f.write_str("BodyStream(…)")
     }
 }
 
@@ -153,8 +153,8 @@ mod tests {
 
     struct Nothing;
 
-    impl Pieces for Nothing {
-        fn next(&mut self) -> Result<Option<Vec<u8>>, Broken> {
+    impl BodyStream for Nothing {
+        fn next(&mut self) -> Result<Option<Vec<u8>>, BodyStreamError> {
             Ok(None)
         }
     }

@@ -34,7 +34,7 @@ pub use rollup::Span;
 /// A query for the number of rows of a ledger, of any version.
 pub const ROWS: &str = "SELECT count(*) FROM usage";
 
-pub use row::{LedgerRow, Searched, Tokens};
+pub use row::{LedgerRow, Tokens};
 pub use schema::SCHEMA;
 pub use serve_lock::ServeLock;
 pub use sums::{Filter, RollupRow, Sums};

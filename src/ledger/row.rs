@@ -7,15 +7,6 @@ use crate::database::{Row, SqlValue, values};
 use crate::text::{cells, csv_line};
 use crate::when;
 
-#[derive(Clone, Debug)]
-pub struct Searched {
-    /// `always`, `match` or `model`.
-    pub reason: &'static str,
-    /// The number of passages that were found; `None` if Search was unavailable.
-    pub results: Option<i64>,
-    pub time_ms: f64,
-}
-
 /// Token figures as the runtime measured them; `None` if it did not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Tokens {
@@ -52,7 +43,9 @@ pub struct LedgerRow {
     pub queue_ms: Option<f64>,
     pub runtime_ms: Option<f64>,
     pub grounded: bool,
+    /// `always`, `match` or `model`; `None` if there was no search.
     pub search_reason: Option<String>,
+    /// The number of passages that were found; `None` if Search was unavailable.
     pub search_results: Option<i64>,
     pub search_ms: Option<f64>,
     /// Its place in the chain; `None` before it is written.

@@ -1,31 +1,13 @@
-//! The listener's load: the counts behind its limits, for metrics, the console and the log.
+//! The listener's load, for metrics, the console and the log.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::limits::Limits;
-use super::queue::{FairQueue, LaneLoad, Room};
-use super::workers::CONSOLE_ROOM;
+use crate::rate_limiter::RateLimiter;
 
-/// The listener and its workers write here; others take a [`Snapshot`].
-pub struct Load {
-    limits: Limits,
-    /// The requests of the API.
-    pub(super) queue: FairQueue,
-    /// The requests whose key has to be looked up first.
-    pub(super) strangers: FairQueue,
-    pub(super) console: FairQueue,
-    connections: AtomicUsize,
-    /// The memory that the connections and their requests hold, the console's too.
-    buffered: AtomicUsize,
-    pub(super) accepted: AtomicU64,
-    /// In the order of [`Cause::ALL`].
-    causes: [AtomicU64; Cause::ALL.len()],
-}
-
-/// Why a request got no worker, or a connection no room. Each is a count, and a line in the log once a minute.
+/// A request got no worker, or a connection was closed. Each event is counted, and logged once a
+/// minute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
+pub enum LoadEvent {
     /// A request was shed: every worker and every place in the queue was taken.
     QueueFull,
     /// A console request was shed: too many were waiting.
@@ -44,7 +26,10 @@ pub enum Cause {
     AbandonedRunning,
 }
 
-impl Cause {
+/// In the order of [`LoadEvent::ALL`].
+pub(super) type EventCounts = [u64; LoadEvent::ALL.len()];
+
+impl LoadEvent {
     /// In the order of the variants.
     pub const ALL: [Self; 8] = [
         Self::QueueFull,
@@ -58,7 +43,7 @@ impl Cause {
     ];
 
     /// The log line for this many of them, and its level: a warning if it may affect a client that does nothing wrong.
-    pub(super) fn line(self, count: u64) -> (log::Level, String) {
+    fn line(self, count: u64) -> (log::Level, String) {
         use log::Level::{Info, Warn};
         let (level, event, reason) = match self {
             Self::QueueFull => (
@@ -105,175 +90,83 @@ impl Cause {
     }
 }
 
-/// The levels of one moment, and counts since the start.
+/// The load of one moment, and counts since the start.
 #[derive(Clone, Copy, Debug)]
 pub struct Snapshot {
     /// Workers that have a request.
-    pub workers: Level,
+    pub workers: Gauge,
     /// Complete requests that wait for a worker.
-    pub queue: Level,
+    pub queue: Gauge,
     /// Open connections, idle ones too.
-    pub connections: Level,
+    pub connections: Gauge,
     /// The bytes held for clients: heads, bodies, answers not yet sent.
-    pub buffered_bytes: Level,
+    pub buffered_bytes: Gauge,
     /// Connections that were taken.
     pub accepted: u64,
-    /// In the order of [`Cause::ALL`].
-    pub causes: [u64; Cause::ALL.len()],
+    /// In the order of [`LoadEvent::ALL`].
+    pub events: [u64; LoadEvent::ALL.len()],
 }
 
 impl Snapshot {
-    pub fn of(&self, cause: Cause) -> u64 {
-        self.causes[cause as usize]
+    pub fn count_of(&self, event: LoadEvent) -> u64 {
+        self.events[event as usize]
     }
 }
 
 /// A count and its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Level {
+pub struct Gauge {
     pub now: usize,
-    pub most: usize,
+    pub limit: usize,
 }
 
-impl Load {
-    pub(super) fn new(limits: &Limits) -> Self {
-        let Limits { workers, queue, .. } = *limits;
-        let of_keys = Room {
-            threads: workers,
-            places: queue,
-            strangers: 0,
-            has_limits: true,
-        };
-        // As many as there is room for if all of them have valid keys.
-        let all = workers + queue;
-        let of_strangers = Room {
-            threads: 1,
-            places: all,
-            strangers: all,
-            has_limits: false,
-        };
-        Self {
-            limits: limits.clone(),
-            queue: FairQueue::new(of_keys),
-            strangers: FairQueue::new(of_strangers),
-            console: FairQueue::new(CONSOLE_ROOM),
-            connections: AtomicUsize::new(0),
-            buffered: AtomicUsize::new(0),
-            accepted: AtomicU64::new(0),
-            causes: Default::default(),
-        }
-    }
-
-    pub(super) fn count(&self, cause: Cause) {
-        self.causes[cause as usize].fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn of(&self, cause: Cause) -> u64 {
-        self.causes[cause as usize].load(Ordering::Relaxed)
-    }
-
-    /// Publishes the figures of the loop.
-    pub(super) fn publish(&self, connections: usize, buffered: usize) {
-        self.connections.store(connections, Ordering::Relaxed);
-        self.buffered.store(buffered, Ordering::Relaxed);
-    }
-
-    pub(super) fn all_workers_busy(&self) -> bool {
-        self.queue.load().0 >= self.limits.workers
-    }
-
-    /// The API's requests by key.
-    pub fn lanes(&self) -> Vec<LaneLoad> {
-        self.queue.lanes()
-    }
-
-    /// The numbers are read one after another, so they may differ by a request that comes or goes meanwhile.
-    pub fn snapshot(&self) -> Snapshot {
-        let Limits {
-            workers,
-            queue,
-            max_connections,
-            buffered_bytes,
-            ..
-        } = self.limits;
-        let (running, waiting) = self.queue.load();
-        let waiting = waiting + self.strangers.load().1;
-        Snapshot {
-            workers: Level {
-                now: running,
-                most: workers,
-            },
-            queue: Level {
-                now: waiting,
-                most: queue,
-            },
-            connections: Level {
-                now: self.connections.load(Ordering::Relaxed),
-                most: max_connections,
-            },
-            buffered_bytes: Level {
-                now: self.buffered.load(Ordering::Relaxed),
-                most: buffered_bytes,
-            },
-            accepted: self.accepted.load(Ordering::Relaxed),
-            causes: Cause::ALL.map(|cause| self.of(cause)),
-        }
-    }
-}
-
-/// A cause has a line in the log at most this often, because a stranger could fill the disk with them.
+/// The lines of one event: a client could fill the disk with them.
+const LINES: RateLimiter = RateLimiter::new(1, LINE_INTERVAL);
 const LINE_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The log lines about a lack of room.
-#[derive(Default)]
-pub(super) struct PressureLog([LoggedCount; Cause::ALL.len()]);
+/// The count of each event that was logged, and its lines.
+pub(super) struct EventLog([(u64, RateLimiter); LoadEvent::ALL.len()]);
 
-#[derive(Clone, Copy, Default)]
-struct LoggedCount {
-    count: u64,
-    last_line: Option<Instant>,
-}
+impl EventLog {
+    pub fn new() -> Self {
+        Self([(0, LINES); LoadEvent::ALL.len()])
+    }
 
-impl PressureLog {
     /// Returns when the next line is due; `None` if there is nothing to log.
-    pub fn due(&self, load: &Load, now: Instant) -> Option<Instant> {
-        Cause::ALL
-            .into_iter()
-            .filter_map(|cause| self.0[cause as usize].due(load.of(cause), now))
+    pub fn due(&self, counts: EventCounts, now: Instant) -> Option<Instant> {
+        self.0
+            .iter()
+            .zip(counts)
+            .filter(|((logged, _), count)| count > logged)
+            .map(|((_, lines), _)| now + lines.wait(0, now))
             .min()
     }
 
     /// Writes the lines that are due.
-    pub fn write(&mut self, load: &Load, now: Instant) {
-        for cause in Cause::ALL {
-            if let Some(more) = self.0[cause as usize].take(load.of(cause), now) {
-                let (level, line) = cause.line(more);
-                log::log!(level, "{line}");
-            }
+    pub fn write(&mut self, counts: EventCounts, now: Instant) {
+        for (event, count) in self.take(counts, now) {
+            let (level, line) = event.line(count);
+            log::log!(level, "{line}");
         }
     }
 
     /// Writes the counts that no line has contained yet.
-    pub fn finish(&mut self, load: &Load, now: Instant) {
-        self.0.iter_mut().for_each(|logged| logged.last_line = None);
-        self.write(load, now);
-    }
-}
-
-impl LoggedCount {
-    fn due(&self, count: u64, now: Instant) -> Option<Instant> {
-        (count > self.count).then(|| self.last_line.map_or(now, |last| last + LINE_INTERVAL))
+    pub fn finish(&mut self, counts: EventCounts, now: Instant) {
+        self.0.iter_mut().for_each(|(_, lines)| *lines = LINES);
+        self.write(counts, now);
     }
 
-    /// Returns the number since the last line, if a line is due.
-    fn take(&mut self, count: u64, now: Instant) -> Option<u64> {
-        self.due(count, now).filter(|&due| due <= now)?;
-        let more = count - self.count;
-        *self = Self {
-            count,
-            last_line: Some(now),
-        };
-        Some(more)
+    /// The events whose line is due, with their number since the last line.
+    fn take(&mut self, counts: EventCounts, now: Instant) -> Vec<(LoadEvent, u64)> {
+        let mut due = Vec::new();
+        for (event, (logged, lines)) in LoadEvent::ALL.into_iter().zip(&mut self.0) {
+            let count = counts[event as usize] - *logged;
+            if count > 0 && lines.allow(now) {
+                *logged += count;
+                due.push((event, count));
+            }
+        }
+        due
     }
 }
 
@@ -284,55 +177,63 @@ mod tests {
     #[test]
     fn the_list_is_whole_and_in_the_order_of_the_variants() {
         assert!(
-            Cause::ALL
+            LoadEvent::ALL
                 .iter()
                 .enumerate()
-                .all(|(place, &cause)| cause as usize == place)
+                .all(|(place, &event)| event as usize == place)
         );
         assert_eq!(
-            Cause::AbandonedRunning as usize + 1,
-            Cause::ALL.len(),
+            LoadEvent::AbandonedRunning as usize + 1,
+            LoadEvent::ALL.len(),
             "the last variant"
         );
     }
 
     #[test]
     fn one_line_a_minute_with_the_count() {
-        let mut logged = LoggedCount::default();
-        let start = Instant::now();
-        assert_eq!((logged.due(0, start), logged.take(0, start)), (None, None));
-        assert_eq!(logged.take(1, start), Some(1));
+        let (mut log, start) = (EventLog::new(), Instant::now());
+        let event = LoadEvent::QueueFull;
+        let counts = |count| {
+            let mut counts = EventCounts::default();
+            counts[event as usize] = count;
+            counts
+        };
+        assert_eq!(log.due(counts(0), start), None);
+        assert_eq!(log.take(counts(0), start), []);
+        assert_eq!(log.take(counts(1), start), [(event, 1)]);
         for second in 1..60 {
             let now = start + Duration::from_secs(second);
             assert_eq!(
-                (logged.due(1 + second, now), logged.take(1 + second, now)),
-                (Some(start + LINE_INTERVAL), None)
+                log.due(counts(1 + second), now),
+                Some(start + LINE_INTERVAL)
             );
+            assert_eq!(log.take(counts(1 + second), now), []);
         }
-        assert_eq!(logged.take(60, start + LINE_INTERVAL), Some(59));
+        let later = start + LINE_INTERVAL;
+        assert_eq!(log.take(counts(60), later), [(event, 59)]);
         assert_eq!(
-            logged.take(60, start + 2 * LINE_INTERVAL),
-            None,
+            log.take(counts(60), later + LINE_INTERVAL),
+            [],
             "there were none"
         );
     }
 
     #[test]
-    fn each_cause_has_its_own_line_and_the_rest_is_written_at_the_end() {
-        let (load, start) = (Load::new(&Limits::default()), Instant::now());
-        let mut log = PressureLog::default();
-        load.count(Cause::QueueFull);
-        log.write(&load, start);
-        assert_eq!(log.due(&load, start), None);
-        load.count(Cause::QueueFull);
-        assert_eq!(log.due(&load, start), Some(start + LINE_INTERVAL));
-        load.count(Cause::Rejected);
+    fn each_event_has_its_own_line_and_the_rest_is_written_at_the_end() {
+        let (mut counts, start) = (EventCounts::default(), Instant::now());
+        let mut log = EventLog::new();
+        counts[LoadEvent::QueueFull as usize] += 1;
+        log.write(counts, start);
+        assert_eq!(log.due(counts, start), None);
+        counts[LoadEvent::QueueFull as usize] += 1;
+        assert_eq!(log.due(counts, start), Some(start + LINE_INTERVAL));
+        counts[LoadEvent::Rejected as usize] += 1;
         assert_eq!(
-            log.due(&load, start),
+            log.due(counts, start),
             Some(start),
-            "another cause does not wait"
+            "another event does not wait"
         );
-        log.finish(&load, start);
-        assert_eq!(log.due(&load, start), None);
+        log.finish(counts, start);
+        assert_eq!(log.due(counts, start), None);
     }
 }

@@ -4,15 +4,15 @@
 //! A client costs a buffer, never a thread. Every buffer, count and time has its limit in [`Limits`].
 
 mod connection;
+mod credential_cache;
 mod event_loop;
 mod limits;
 mod load;
 mod origins;
 mod proxies;
-mod pulse;
 mod queue;
 mod socket;
-mod strangers;
+mod state;
 mod tls;
 mod workers;
 
@@ -24,71 +24,102 @@ use std::time::Instant;
 
 use mio::{Interest, Poll, Token, Waker};
 
+pub use event_loop::EventLoop;
 pub use limits::Limits;
-pub use load::{Cause, Level, Load, Snapshot};
+pub use load::{Gauge, LoadEvent, Snapshot};
 pub use proxies::{Proxies, TrustedProxy};
-pub use pulse::Pulse;
-pub use queue::{Lane, LaneLoad, Ticket};
+pub use queue::{Lane, LaneLoad};
 pub use socket::{Address, ListeningSocket};
+pub use state::ListenerState;
 pub use tls::{Acceptor, Certificate, TlsError};
-pub use workers::RunningCall;
+pub use workers::RunningRequest;
 
-use self::event_loop::{EventLoop, FIRST_SOCKET, STOP, WAKE};
+use self::event_loop::{FIRST_SOCKET, STOP, WAKE};
 use crate::client::Cancellation;
 use crate::error::Failure;
 use crate::http::{ClientInfo, Request, RequestHead, Response};
+use crate::network::ClientNetwork;
 use crate::secret::SecretDigest;
 
 /// Answers requests.
 pub trait Service: Send + Sync + 'static {
-    /// Decides from its head what happens to a request. The loop calls this, so nothing is looked up.
-    fn admit(&self, client: ClientInfo, head: &RequestHead) -> Admission;
+    /// Decides from its head whether the body of a request is read, or which response it gets at
+    /// once. The loop calls this, so nothing is looked up.
+    fn admit(&self, client: ClientInfo, head: &RequestHead) -> Result<Admission, Response>;
 
-    /// Returns the failure that every request of the API would get now, if it is known. The loop calls this, so nothing
-    /// is looked up.
+    /// Returns the failure that every request of the API would get now, if it is known. The loop
+    /// calls this, so nothing is looked up.
     fn outage(&self) -> Option<Failure> {
         None
     }
 
-    /// Looks up the sender of a request whose key or session the queue does not know.
-    fn identify(&self, call: &PendingRequest) -> RequestIdentity;
+    /// Looks up the key or session of a request that the cache does not know. Returns its lane,
+    /// `None` if it stays unknown, or the response if it is refused.
+    fn identify(&self, pending: &PendingRequest) -> Result<Option<Lane>, Response>;
 
-    /// Returns those of these lanes whose key is still valid, with their present limits; `None` if they can't be read.
+    /// Returns those of these lanes whose key is still valid, with their present limits; `None` if
+    /// they can't be read.
     fn lanes(&self, names: &[Arc<str>]) -> Option<Vec<Lane>>;
 
-    /// Answers a complete request, on a worker. If the client goes away, the loop cancels the calls that this makes. Until it
-    /// has set the limit of its lane, or is done, the other requests of the lane wait.
-    fn answer(&self, call: &PendingRequest, running: &RunningCall) -> Response;
+    /// Answers a complete request, on a worker. If the client goes away, the loop cancels what this
+    /// waits for. Until it has set the limit of its lane, or is done, the other requests of the
+    /// lane wait.
+    fn answer(&self, pending: &PendingRequest, running: &RunningRequest) -> Response;
 
-    /// Answers a request that gets no worker: broken HTTP, or one that is shed.
+    /// Answers a request that gets no worker: broken HTTP, which has no destination, or one that is
+    /// shed.
     fn refuse(
         &self,
         peer: Option<IpAddr>,
-        call: Option<&PendingRequest>,
+        destination: Option<Destination>,
         failure: Failure,
     ) -> Response;
 }
 
-/// The decision from the head of a request.
-pub enum Admission {
-    /// The response: none of the body is needed for it.
-    Answer(Response),
-    /// The body is read, and then a thread answers the request.
-    Read(Destination, Ticket),
+/// The decision, from its head, to read a request and let a thread answer it.
+#[derive(Clone, Debug)]
+pub struct Admission {
+    pub destination: Destination,
+    /// The lane of a request whose credential is unknown; `None` is the lane that all of them share.
+    pub lane: Option<Arc<str>>,
+    /// The network of an unknown client. If too many requests of unknown clients wait, the network
+    /// that sent most loses one.
+    pub origin: Option<ClientNetwork>,
+    /// One of these runs at a time, whatever its lane. The others wait without a thread.
+    pub exclusive: bool,
 }
 
-/// The threads that answer a request. [`Service::admit`] decides it, once for each request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+impl Admission {
+    pub fn new(destination: Destination) -> Self {
+        Self {
+            destination,
+            lane: None,
+            origin: None,
+            exclusive: false,
+        }
+    }
+}
+
+/// The threads that answer a request, and the digest of the key or session that it presents.
+#[derive(Clone, Copy, Debug)]
 pub enum Destination {
-    /// The digest of the key that it presents.
     Api(SecretDigest),
-    Console,
+    Console(Option<SecretDigest>),
 }
 
-/// A complete request on its way to its answer.
+impl Destination {
+    fn credential(self) -> Option<SecretDigest> {
+        match self {
+            Self::Api(digest) => Some(digest),
+            Self::Console(digest) => digest,
+        }
+    }
+}
+
+/// A complete request on its way to its response.
 pub struct PendingRequest {
     pub request: Request,
-    pub destination: Destination,
+    pub admission: Admission,
     /// When it was complete.
     pub received: Instant,
     /// Cancelled when the client goes away.
@@ -96,22 +127,14 @@ pub struct PendingRequest {
 }
 
 impl PendingRequest {
-    fn new(request: Request, destination: Destination) -> Self {
+    fn new(request: Request, admission: Admission) -> Self {
         Self {
             request,
-            destination,
+            admission,
             received: Instant::now(),
             cancellation: Cancellation::default(),
         }
     }
-}
-
-/// The sender of a request, as [`Service::identify`] finds it.
-pub enum RequestIdentity {
-    Known(Lane),
-    /// The sender is not known; the console answers such requests all the same.
-    Unknown,
-    Refused(Box<Response>),
 }
 
 /// The listener: its sockets, its limits, and what other threads share with its loop.
@@ -119,9 +142,7 @@ pub struct Listener {
     sockets: Vec<ListeningSocket>,
     limits: Limits,
     poll: Poll,
-    waker: Arc<Waker>,
-    pub pulse: Arc<Pulse>,
-    pub load: Arc<Load>,
+    pub state: Arc<ListenerState>,
     /// For TLS on the TCP sockets. The clients of a Unix socket are on the same host.
     pub acceptor: Option<Arc<Acceptor>>,
     /// The proxies whose forwarding headers are trusted.
@@ -142,19 +163,14 @@ impl Listener {
         for (index, socket) in sockets.iter_mut().enumerate() {
             socket.register(poll.registry(), Token(FIRST_SOCKET + index))?;
         }
-        let waker = Arc::new(Waker::new(poll.registry(), WAKE)?);
-        let load = Arc::new(Load::new(&limits));
-        let pulse = Arc::new(Pulse::new(Arc::clone(&waker), Arc::clone(&load)));
-        let (acceptor, trusted_proxies) = (None, Proxies::default());
+        let waker = Waker::new(poll.registry(), WAKE)?;
         Ok(Self {
             sockets,
+            state: Arc::new(ListenerState::new(&limits, waker)),
             limits,
             poll,
-            waker,
-            pulse,
-            load,
-            acceptor,
-            trusted_proxies,
+            acceptor: None,
+            trusted_proxies: Proxies::default(),
             _stop: stop,
             stopper,
         })
@@ -165,8 +181,9 @@ impl Listener {
         self.stopper.try_clone()
     }
 
-    /// Serves until it is stopped and every running request is answered.
-    pub fn run(self, service: Arc<impl Service>) -> io::Result<()> {
-        EventLoop::new(self, service).run()
+    /// Starts the threads. Fails if the system does not allow all of them.
+    pub fn start<S: Service>(self, service: Arc<S>) -> io::Result<EventLoop<S>> {
+        let threads = workers::start(&self.state, &service)?;
+        Ok(EventLoop::new(self, service, threads))
     }
 }

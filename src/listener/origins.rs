@@ -16,7 +16,7 @@ pub(super) struct Origin {
 }
 
 impl Origin {
-    pub fn of(peer: Option<IpAddr>, proxies: &Proxies) -> Self {
+    pub fn new(peer: Option<IpAddr>, proxies: &Proxies) -> Self {
         Self {
             network: peer.map(ClientNetwork::from),
             is_shared: peer.is_none() || proxies.trusts(peer),
@@ -35,12 +35,21 @@ pub(super) enum Resource {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Holding {
     pub connections: usize,
+    /// The memory of the connections and their requests.
+    pub bytes: usize,
     /// The connections among them that can be evicted: all but those whose request waits or runs.
     pub evictable: usize,
     pub evictable_bytes: usize,
 }
 
 impl Holding {
+    fn change(&mut self, from: Self, to: Self) {
+        self.connections = self.connections - from.connections + to.connections;
+        self.bytes = self.bytes - from.bytes + to.bytes;
+        self.evictable = self.evictable - from.evictable + to.evictable;
+        self.evictable_bytes = self.evictable_bytes - from.evictable_bytes + to.evictable_bytes;
+    }
+
     /// Returns how much it holds of a resource; 0 if none of it can be evicted.
     fn amount(&self, resource: Resource) -> usize {
         match resource {
@@ -54,6 +63,7 @@ impl Holding {
 #[derive(Default)]
 pub(super) struct Holdings {
     by_origin: HashMap<Origin, OriginEntry>,
+    pub total: Holding,
     /// The number of origins so far.
     arrivals: u64,
 }
@@ -65,19 +75,11 @@ struct OriginEntry {
 }
 
 impl Holdings {
-    pub fn of(&self, origin: Origin) -> Holding {
+    pub fn get(&self, origin: Origin) -> Holding {
         self.by_origin
             .get(&origin)
             .map(|holding| holding.held)
             .unwrap_or_default()
-    }
-
-    /// The bytes that all origins together could lose.
-    pub fn evictable_bytes(&self) -> usize {
-        self.by_origin
-            .values()
-            .map(|origin| origin.held.evictable_bytes)
-            .sum()
     }
 
     /// Replaces what a connection holds.
@@ -93,16 +95,16 @@ impl Holdings {
             }
         };
         let held = &mut self.by_origin.entry(origin).or_insert_with(new).held;
-        held.connections = held.connections - from.connections + to.connections;
-        held.evictable = held.evictable - from.evictable + to.evictable;
-        held.evictable_bytes = held.evictable_bytes - from.evictable_bytes + to.evictable_bytes;
+        held.change(from, to);
+        self.total.change(from, to);
         if held.connections == 0 {
             self.by_origin.remove(&origin);
         }
     }
 
-    /// Returns the largest holder among the origins that have something to evict. A shared one comes last, whatever it
-    /// holds. Of equal ones it is the one that came first: a new client has time to send its request.
+    /// Returns the largest holder among the origins that have something to evict. A shared one comes
+    /// last, whatever it holds. Ties: the first to come, so that a new client has time to send its
+    /// request.
     pub fn largest(&self, resource: Resource) -> Option<Origin> {
         let holders = self
             .by_origin
@@ -124,7 +126,7 @@ mod tests {
     use super::*;
 
     fn origin(peer: &str) -> Origin {
-        Origin::of(
+        Origin::new(
             peer.parse().ok(),
             &Proxies(vec!["10.0.0.0/8".parse().expect("a network")]),
         )
@@ -146,6 +148,7 @@ mod tests {
     fn held(connections: usize, evictable: usize, evictable_bytes: usize) -> Holding {
         Holding {
             connections,
+            bytes: evictable_bytes,
             evictable,
             evictable_bytes,
         }
@@ -177,7 +180,8 @@ mod tests {
         );
         assert_eq!(holdings.largest(Resource::Bytes), Some(origin("192.0.2.1")));
         holdings.change(origin("192.0.2.2"), held(60, 0, 0), Holding::default());
-        assert_eq!(holdings.of(origin("192.0.2.2")), Holding::default());
+        assert_eq!(holdings.get(origin("192.0.2.2")), Holding::default());
+        assert_eq!(holdings.total, held(150, 140, 9_010));
         assert_eq!(
             holdings.by_origin.len(),
             2,

@@ -5,17 +5,16 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::PendingRequest;
-use crate::client::Cancellation;
-use crate::http::response::{ConnectionHeader, Pieces};
+use crate::http::response::{BodyStream, ConnectionHeader};
 use crate::mutex::lock;
 use crate::network::ClientNetwork;
-use crate::secret::SecretDigest;
 
-/// The lanes and addresses that are remembered without a request, so that strangers can't use up the memory.
-pub(super) const REMEMBERED: usize = 1024;
+/// The lanes, networks and credentials that are kept without a request: unknown clients can't use up
+/// the memory.
+pub(super) const CACHED: usize = 1024;
 
-/// A lane's name; `None` is the lane that all strangers share.
-pub(super) type Name = Option<Arc<str>>;
+/// A lane's name; `None` is the lane that all unknown clients share.
+pub(super) type LaneName = Option<Arc<str>>;
 
 /// The lane of a key, once it was looked up.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,21 +23,6 @@ pub struct Lane {
     pub name: String,
     /// The limit on its concurrent requests.
     pub limit: Option<u32>,
-}
-
-/// The place of a request in the queue, as its head decides it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ticket {
-    /// The digest of the key or session that it presents.
-    pub credential: Option<SecretDigest>,
-    /// The lane of a request whose credential is not known; `None` is the lane that all strangers share.
-    pub lane: Option<Arc<str>>,
-    /// The network of a stranger. If there are too many strangers, the one that sent most loses a request.
-    pub origin: Option<ClientNetwork>,
-    /// One of these runs at a time, whatever its lane. The others wait without a thread.
-    pub exclusive: bool,
-    /// It is a part of a response that has begun: it is never shed, and nothing is shed for it.
-    pub is_begun: bool,
 }
 
 /// The requests of one key in the queue.
@@ -57,39 +41,48 @@ pub struct LaneLoad {
 /// The work of a thread for one connection.
 pub(super) struct Job {
     pub connection: usize,
-    pub ticket: Ticket,
+    pub lane: LaneName,
     pub work: Work,
 }
 
 pub(super) enum Work {
     /// Answers a complete request.
-    Answer(PendingRequest),
+    Answer(Box<PendingRequest>),
     /// Makes the next piece of a long response.
-    Piece(Box<dyn Pieces>, ConnectionHeader),
+    Piece(Box<dyn BodyStream>, ConnectionHeader),
 }
 
 impl Job {
-    pub fn call(&self) -> Option<&PendingRequest> {
+    pub fn pending(&self) -> Option<&PendingRequest> {
         match &self.work {
-            Work::Answer(call) => Some(call),
+            Work::Answer(pending) => Some(pending),
             Work::Piece(..) => None,
         }
     }
 
-    /// Returns true if this is the request that `cancellation` cancels.
-    pub fn is_cancelled_by(&self, cancellation: &Cancellation) -> bool {
-        self.call()
-            .is_some_and(|call| call.cancellation.is(cancellation))
+    pub fn is_exclusive(&self) -> bool {
+        self.pending()
+            .is_some_and(|pending| pending.admission.exclusive)
+    }
+
+    fn origin(&self) -> Option<ClientNetwork> {
+        self.pending()?.admission.origin
+    }
+
+    /// A piece of a response that has begun is never shed, and nothing is shed for it.
+    fn can_be_shed(&self) -> bool {
+        self.pending().is_some()
     }
 
     /// The memory of its request.
     pub fn bytes(&self) -> usize {
-        self.call().map_or(0, |call| call.request.held_bytes())
+        self.pending()
+            .map_or(0, |pending| pending.request.held_bytes())
     }
 }
 
 pub(super) struct FairQueue {
-    room: Room,
+    capacity: Capacity,
     state: Mutex<QueueState>,
     /// There is a request that a thread may take.
     eligible: Condvar,
@@ -97,28 +90,28 @@ pub(super) struct FairQueue {
 
 /// The limits of a queue.
 #[derive(Clone, Copy)]
-pub(super) struct Room {
+pub(super) struct Capacity {
     pub threads: usize,
     /// Requests that may wait, beside those that a free thread takes at once.
-    pub places: usize,
-    /// The places among these that strangers may fill.
-    pub strangers: usize,
+    pub waiting: usize,
+    /// Requests of unknown clients among these.
+    pub unknown: usize,
     /// A key may have a limit.
     pub has_limits: bool,
 }
 
 #[derive(Default)]
 struct QueueState {
-    lanes: HashMap<Name, LaneState>,
+    lanes: HashMap<LaneName, LaneState>,
     /// The lanes with waiting requests, in the order of their turns.
-    turns: VecDeque<Name>,
+    turns: VecDeque<LaneName>,
     waiting: usize,
     running: usize,
     exclusive_runs: bool,
     /// Threads that wait for a request.
     idle: usize,
     is_closed: bool,
-    /// The number of requests that each stranger has sent.
+    /// The number of requests that each unknown client has sent.
     origins: HashMap<ClientNetwork, u64>,
 }
 
@@ -132,58 +125,53 @@ struct LaneState {
     /// The limit was read while the lane had requests. Until it is, one request runs alone: the limit may have been changed.
     is_limit_read: bool,
     shed: u64,
-    /// It had a request since the last call of [`FairQueue::used_lanes`].
+    /// It had a request since the last call of [`FairQueue::take_used_lanes`].
     is_used: bool,
 }
 
 /// A lane from which a request can be shed if memory is short.
 pub(super) struct HeavyLane<'a> {
     queue: &'a FairQueue,
-    name: Name,
+    name: LaneName,
     /// The memory of its requests, and of those among them that wait.
     pub bytes: usize,
     pub waiting: usize,
 }
 
 impl HeavyLane<'_> {
-    /// Sheds a request, unless a thread has just taken the last one: the newest, or that of the stranger that sent most.
+    /// Sheds a request, unless a thread has just taken the last one: the newest, or that of the
+    /// unknown client that sent most.
     pub fn shed(&self) -> Option<Job> {
         let mut state = lock(&self.queue.state);
         if self.name.is_some() {
             state.shed_newest(&self.name)
         } else {
-            state.shed_stranger()
+            state.shed_unknown()
         }
     }
 }
 
-/// The reason why a thread got no request.
 #[derive(Debug)]
-pub(super) enum NoJob {
-    /// The time is over.
-    Late,
+pub(super) enum TakeError {
+    Timeout,
     Closed,
 }
 
 impl FairQueue {
-    pub fn new(room: Room) -> Self {
+    pub fn new(capacity: Capacity) -> Self {
         Self {
-            room,
+            capacity,
             state: Mutex::default(),
             eligible: Condvar::new(),
         }
     }
 
-    /// Queues a request. If there is no room, returns the newest of the lane with the most waiting.
+    /// Queues a request. If the queue is full, sheds one and returns it: the newest of the lane with
+    /// the most waiting.
     pub fn push(&self, job: Job) -> Option<Job> {
         let mut state = lock(&self.state);
-        let Ticket {
-            lane: name,
-            origin,
-            is_begun,
-            ..
-        } = job.ticket.clone();
-        state.count_origin(origin.filter(|_| name.is_none()));
+        let (name, is_request) = (job.lane.clone(), job.can_be_shed());
+        state.count_origin(job.origin().filter(|_| name.is_none()));
         let lane = state.lane(&name);
         lane.bytes += job.bytes();
         lane.waiting.push_back(job);
@@ -192,13 +180,13 @@ impl FairQueue {
         if !state.turns.contains(&name) {
             state.turns.push_back(name.clone());
         }
-        let free = self.room.threads.saturating_sub(state.running);
-        let are_strangers_many =
-            name.is_none() && state.lane(&None).waiting.len() > self.room.strangers + free;
-        let is_full = state.waiting - self.eligible(&state, true).min(free) > self.room.places;
-        let shed = if are_strangers_many {
-            state.shed_stranger()
-        } else if is_full && !is_begun {
+        let free = self.capacity.threads.saturating_sub(state.running);
+        let are_unknown_full =
+            name.is_none() && state.lane(&None).waiting.len() > self.capacity.unknown + free;
+        let is_full = state.waiting - self.eligible(&state, true).min(free) > self.capacity.waiting;
+        let shed = if are_unknown_full {
+            state.shed_unknown()
+        } else if is_full && is_request {
             state
                 .longest_lane(&name)
                 .and_then(|longest| state.shed_newest(&longest))
@@ -211,20 +199,20 @@ impl FairQueue {
 
     /// Waits for a request and takes it: the next of the lane whose turn it is. It counts as running until
     /// [`Self::finish`].
-    pub fn take(&self, until: Option<Instant>) -> Result<Job, NoJob> {
+    pub fn take(&self, until: Option<Instant>) -> Result<Job, TakeError> {
         let mut state = lock(&self.state);
         loop {
             let left = until.map_or(Duration::MAX, |until| {
                 until.saturating_duration_since(Instant::now())
             });
             if left.is_zero() {
-                return Err(NoJob::Late);
+                return Err(TakeError::Timeout);
             }
             if let Some(taken) = self.take_next(&mut state) {
                 return Ok(taken);
             }
             if state.is_closed {
-                return Err(NoJob::Closed);
+                return Err(TakeError::Closed);
             }
             state.idle += 1;
             state = self
@@ -237,9 +225,9 @@ impl FairQueue {
     }
 
     /// The keys whose requests wait, run or have run since the last call.
-    pub fn used_lanes(&self) -> Vec<Arc<str>> {
+    pub fn take_used_lanes(&self) -> Vec<Arc<str>> {
         let mut state = lock(&self.state);
-        let used = |(name, lane): (&Name, &mut LaneState)| {
+        let used = |(name, lane): (&LaneName, &mut LaneState)| {
             let is_used = lane.is_used;
             lane.is_used = !lane.is_unused();
             name.clone().filter(|_| is_used)
@@ -248,31 +236,31 @@ impl FairQueue {
     }
 
     /// Sets the limit of a lane that has a request.
-    pub fn set_limit(&self, lane: &Name, limit: Option<u32>) {
+    pub fn set_limit(&self, name: &LaneName, limit: Option<u32>) {
         let mut state = lock(&self.state);
-        let its = state.lane(lane);
-        (its.limit, its.is_limit_read) = (limit, !its.is_unused());
+        let lane = state.lane(name);
+        (lane.limit, lane.is_limit_read) = (limit, !lane.is_unused());
         self.wake(&state);
     }
 
     /// Counts a request of this many bytes as finished.
-    pub fn finish(&self, ticket: &Ticket, bytes: usize) {
+    pub fn finish(&self, name: &LaneName, is_exclusive: bool, bytes: usize) {
         let mut state = lock(&self.state);
-        state.exclusive_runs &= !ticket.exclusive;
+        state.exclusive_runs &= !is_exclusive;
         state.running -= 1;
-        let lane = state.lane(&ticket.lane);
+        let lane = state.lane(name);
         lane.running -= 1;
         lane.bytes -= bytes;
-        state.settle_lane(&ticket.lane);
+        state.settle_lane(name);
         // This thread takes the next request, unless it pauses first.
         self.wake(&state);
     }
 
-    /// Removes a waiting request.
-    pub fn remove(&self, is_meant: impl Fn(&Job) -> bool) -> Option<Job> {
+    /// Removes the first waiting job that matches.
+    pub fn remove(&self, matches: impl Fn(&Job) -> bool) -> Option<Job> {
         let mut state = lock(&self.state);
-        let find = |name: &Name| {
-            let place = state.lanes[name].waiting.iter().position(&is_meant)?;
+        let find = |name: &LaneName| {
+            let place = state.lanes[name].waiting.iter().position(&matches)?;
             Some((name.clone(), place))
         };
         let (name, place) = state.turns.iter().find_map(find)?;
@@ -280,7 +268,7 @@ impl FairQueue {
     }
 
     /// The memory of a lane's requests.
-    pub fn lane_bytes(&self, name: &Name) -> usize {
+    pub fn lane_bytes(&self, name: &LaneName) -> usize {
         lock(&self.state)
             .lanes
             .get(name)
@@ -290,8 +278,8 @@ impl FairQueue {
     /// The lanes that hold more than `own` bytes and have a request that can be shed.
     pub fn heavier_lanes(&self, own: usize) -> Vec<HeavyLane<'_>> {
         let state = lock(&self.state);
-        let is_heavier = |name: &&Name| state.lanes[*name].bytes > own && state.can_shed(name);
-        let measure = |name: &Name| {
+        let is_heavier = |name: &&LaneName| state.lanes[*name].bytes > own && state.can_shed(name);
+        let measure = |name: &LaneName| {
             let lane = &state.lanes[name];
             let waiting = lane.waiting.iter().map(Job::bytes).sum();
             HeavyLane {
@@ -319,7 +307,7 @@ impl FairQueue {
     /// The keys that have a request here, or have had one shed.
     pub fn lanes(&self) -> Vec<LaneLoad> {
         let state = lock(&self.state);
-        let report = |(name, lane): (&Name, &LaneState)| {
+        let report = |(name, lane): (&LaneName, &LaneState)| {
             Some(LaneLoad {
                 name: name
                     .clone()
@@ -331,8 +319,8 @@ impl FairQueue {
                 longest_wait: lane
                     .waiting
                     .front()
-                    .and_then(Job::call)
-                    .map(|call| call.received.elapsed()),
+                    .and_then(Job::pending)
+                    .map(|pending| pending.received.elapsed()),
             })
         };
         state.lanes.iter().filter_map(report).collect()
@@ -347,22 +335,17 @@ impl FairQueue {
 
     /// Returns how many requests could run now; if `soon`, as if all limits had just been read.
     fn eligible(&self, state: &QueueState, soon: bool) -> usize {
-        let of_lane = |name| self.eligible_of(state, name, soon);
-        state.turns.iter().map(of_lane).sum()
+        let eligible = |name| self.eligible_in_lane(state, name, soon);
+        state.turns.iter().map(eligible).sum()
     }
 
     /// Returns how many requests of a lane could run now. It may be fewer: of several exclusive requests only one can.
-    fn eligible_of(&self, state: &QueueState, name: &Name, soon: bool) -> usize {
+    fn eligible_in_lane(&self, state: &QueueState, name: &LaneName, soon: bool) -> usize {
         let lane = &state.lanes[name];
-        if state.exclusive_runs
-            && lane
-                .waiting
-                .front()
-                .is_some_and(|first| first.ticket.exclusive)
-        {
+        if state.exclusive_runs && lane.waiting.front().is_some_and(Job::is_exclusive) {
             return 0;
         }
-        let is_limit_good = soon || lane.is_limit_read || !self.room.has_limits;
+        let is_limit_good = soon || lane.is_limit_read || !self.capacity.has_limits;
         let limit = if is_limit_good { lane.limit } else { Some(1) };
         let left = limit.map_or(usize::MAX, |limit| {
             (limit as usize).saturating_sub(lane.running)
@@ -374,7 +357,7 @@ impl FairQueue {
         let turn = state
             .turns
             .iter()
-            .position(|name| self.eligible_of(state, name, false) > 0)?;
+            .position(|name| self.eligible_in_lane(state, name, false) > 0)?;
         let name = state
             .turns
             .remove(turn)
@@ -390,7 +373,7 @@ impl FairQueue {
         }
         state.waiting -= 1;
         state.running += 1;
-        state.exclusive_runs |= job.ticket.exclusive;
+        state.exclusive_runs |= job.is_exclusive();
         Some(job)
     }
 }
@@ -403,16 +386,16 @@ impl LaneState {
 
 impl QueueState {
     /// A lane stays when it is not used, as long as there are not too many.
-    fn lane(&mut self, name: &Name) -> &mut LaneState {
-        if self.lanes.len() > REMEMBERED && !self.lanes.contains_key(name) {
+    fn lane(&mut self, name: &LaneName) -> &mut LaneState {
+        if self.lanes.len() > CACHED && !self.lanes.contains_key(name) {
             self.lanes.retain(|_, lane| !lane.is_unused());
         }
         self.lanes.entry(name.clone()).or_default()
     }
 
     /// The lane with the most waiting, of those whose newest request can be shed: of several, that of the newcomer.
-    fn longest_lane(&self, newcomer: &Name) -> Option<Name> {
-        let length = |name: &&Name| (self.lanes[*name].waiting.len(), *name == newcomer);
+    fn longest_lane(&self, newcomer: &LaneName) -> Option<LaneName> {
+        let length = |name: &&LaneName| (self.lanes[*name].waiting.len(), *name == newcomer);
         self.turns
             .iter()
             .filter(|name| self.can_shed(name))
@@ -420,14 +403,14 @@ impl QueueState {
             .cloned()
     }
 
-    fn can_shed(&self, name: &Name) -> bool {
+    fn can_shed(&self, name: &LaneName) -> bool {
         self.lanes[name]
             .waiting
             .back()
-            .is_some_and(|newest| !newest.ticket.is_begun)
+            .is_some_and(Job::can_be_shed)
     }
 
-    fn remove(&mut self, name: &Name, place: usize) -> Option<Job> {
+    fn remove(&mut self, name: &LaneName, place: usize) -> Option<Job> {
         let lane = self.lane(name);
         let removed = lane.waiting.remove(place)?;
         lane.bytes -= removed.bytes();
@@ -436,7 +419,7 @@ impl QueueState {
         Some(removed)
     }
 
-    fn shed_newest(&mut self, name: &Name) -> Option<Job> {
+    fn shed_newest(&mut self, name: &LaneName) -> Option<Job> {
         let lane = self.lane(name);
         lane.shed += 1;
         let newest = lane.waiting.len().checked_sub(1)?;
@@ -445,24 +428,19 @@ impl QueueState {
 
     fn count_origin(&mut self, origin: Option<ClientNetwork>) {
         let Some(origin) = origin else { return };
-        if self.origins.len() >= REMEMBERED && !self.origins.contains_key(&origin) {
-            // One that floods is soon ahead of the others again.
+        if self.origins.len() >= CACHED && !self.origins.contains_key(&origin) {
+            // A client that floods is soon ahead of the others again.
             self.origins.clear();
         }
         *self.origins.entry(origin).or_default() += 1;
     }
 
-    /// Sheds the newest request of the stranger that sent most.
-    fn shed_stranger(&mut self) -> Option<Job> {
-        let strangers = self.lanes.get_mut(&None)?;
-        strangers.shed += 1;
-        let sent = |job: &Job| {
-            job.ticket
-                .origin
-                .and_then(|origin| self.origins.get(&origin))
-        };
-        // Of several that sent most, the last.
-        let (place, _) = strangers
+    /// Sheds the newest request of the unknown client that sent most. Ties: the newest.
+    fn shed_unknown(&mut self) -> Option<Job> {
+        let lane = self.lanes.get_mut(&None)?;
+        lane.shed += 1;
+        let sent = |job: &Job| job.origin().and_then(|origin| self.origins.get(&origin));
+        let (place, _) = lane
             .waiting
             .iter()
             .enumerate()
@@ -471,7 +449,7 @@ impl QueueState {
     }
 
     /// Takes the turn of a lane if nothing waits in it. If nothing runs, its limit has to be read again.
-    fn settle_lane(&mut self, name: &Name) {
+    fn settle_lane(&mut self, name: &LaneName) {
         let lane = self.lane(name);
         lane.is_limit_read &= lane.running > 0;
         if lane.waiting.is_empty() {
@@ -481,30 +459,44 @@ impl QueueState {
 }
 
 #[cfg(test)]
-impl Job {
-    /// A job that is known by its number.
-    pub fn numbered(connection: usize, ticket: Ticket) -> Self {
-        struct NoPieces;
-        impl Pieces for NoPieces {
-            fn next(&mut self) -> Result<Option<Vec<u8>>, crate::http::response::Broken> {
-                Ok(None)
-            }
-        }
-        let work = Work::Piece(Box::new(NoPieces), ConnectionHeader::Close);
-        Self {
-            connection,
-            ticket,
-            work,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::net::IpAddr;
     use std::thread;
 
     use super::*;
+    use crate::http::response::BodyStreamError;
+    use crate::http::{ClientInfo, Request, RequestHead};
+    use crate::listener::{Admission, Destination};
+
+    struct NoPieces;
+
+    impl BodyStream for NoPieces {
+        fn next(&mut self) -> Result<Option<Vec<u8>>, BodyStreamError> {
+            Ok(None)
+        }
+    }
+
+    /// A request that is known by the number of its connection.
+    pub fn job(connection: usize, admission: Admission) -> Job {
+        let head = RequestHead::parse(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n").expect("a good head");
+        let request = Request {
+            head,
+            body: Some(Vec::new()),
+            client: ClientInfo::default(),
+        };
+        Job {
+            connection,
+            lane: admission.lane.clone(),
+            work: Work::Answer(Box::new(PendingRequest::new(request, admission))),
+        }
+    }
+
+    pub fn in_lane(name: &str) -> Admission {
+        Admission {
+            lane: Some(name.into()),
+            ..unknown()
+        }
+    }
 
     fn number(job: &Job) -> u32 {
         job.connection as u32
@@ -518,34 +510,32 @@ mod tests {
         shed: Vec<u32>,
     }
 
-    fn of_key(name: &str) -> Ticket {
-        Ticket {
-            lane: Some(name.into()),
-            ..Ticket::default()
-        }
+    /// A request of an unknown client.
+    fn unknown() -> Admission {
+        Admission::new(Destination::Console(None))
     }
 
     impl TestPool {
-        fn new(threads: usize, places: usize) -> Self {
-            Self::with(Room {
+        fn new(threads: usize, waiting: usize) -> Self {
+            Self::with(Capacity {
                 threads,
-                places,
-                strangers: 0,
+                waiting,
+                unknown: 0,
                 has_limits: true,
             })
         }
 
-        fn of_console(threads: usize, places: usize) -> Self {
-            Self::with(Room {
+        fn for_console(threads: usize, waiting: usize) -> Self {
+            Self::with(Capacity {
                 threads,
-                places,
-                strangers: (places / 4).max(1),
+                waiting,
+                unknown: (waiting / 4).max(1),
                 has_limits: false,
             })
         }
 
-        fn with(room: Room) -> Self {
-            let queue = FairQueue::new(room);
+        fn with(capacity: Capacity) -> Self {
+            let queue = FairQueue::new(capacity);
             Self {
                 queue,
                 running: Vec::new(),
@@ -554,18 +544,18 @@ mod tests {
             }
         }
 
-        fn push(&mut self, ticket: Ticket, number: u32) {
-            self.shed.extend(
-                self.queue
-                    .push(Job::numbered(number as usize, ticket))
-                    .as_ref()
-                    .map(self::number),
-            );
+        fn push(&mut self, admission: Admission, number: u32) {
+            self.push_job(job(number as usize, admission));
+        }
+
+        fn push_job(&mut self, job: Job) {
+            self.shed
+                .extend(self.queue.push(job).as_ref().map(self::number));
         }
 
         /// Lets a free thread take a request, if there are both.
         fn run_next(&mut self) -> bool {
-            let is_free = self.running.len() < self.queue.room.threads;
+            let is_free = self.running.len() < self.queue.capacity.threads;
             let taken = is_free
                 .then(|| self.queue.take_next(&mut lock(&self.queue.state)))
                 .flatten();
@@ -576,7 +566,7 @@ mod tests {
 
         /// Reads the limit of a request that runs.
         fn read_limit(&mut self, place: usize) {
-            let lane = &self.running[place].ticket.lane;
+            let lane = &self.running[place].lane;
             let limit = lane
                 .as_deref()
                 .and_then(|name| self.limits.get(name).copied().flatten());
@@ -592,7 +582,8 @@ mod tests {
 
         fn finish(&mut self, place: usize) -> u32 {
             let job = self.running.remove(place);
-            self.queue.finish(&job.ticket, job.bytes());
+            self.queue
+                .finish(&job.lane, job.is_exclusive(), job.bytes());
             number(&job)
         }
 
@@ -606,7 +597,7 @@ mod tests {
         fn running_of(&self, name: &str) -> usize {
             self.running
                 .iter()
-                .filter(|job| job.ticket.lane.as_deref() == Some(name))
+                .filter(|job| job.lane.as_deref() == Some(name))
                 .count()
         }
 
@@ -624,14 +615,14 @@ mod tests {
 
     #[test]
     fn lanes_take_turns() {
-        let mut pool = TestPool::of_console(1, 100);
-        for (ticket, numbers) in [
-            (of_key("a"), 1..=6),
-            (of_key("b"), 11..=13),
-            (Ticket::default(), 21..=22),
-            (of_key("c"), 31..=31),
+        let mut pool = TestPool::for_console(1, 100);
+        for (admission, numbers) in [
+            (in_lane("a"), 1..=6),
+            (in_lane("b"), 11..=13),
+            (unknown(), 21..=22),
+            (in_lane("c"), 31..=31),
         ] {
-            numbers.for_each(|number| pool.push(ticket.clone(), number));
+            numbers.for_each(|number| pool.push(admission.clone(), number));
         }
         assert_eq!(pool.order(), [1, 11, 21, 31, 2, 12, 22, 3, 13, 4, 5, 6]);
         assert_eq!((pool.queue.load(), pool.shed.len()), ((0, 0), 0));
@@ -644,13 +635,13 @@ mod tests {
     #[test]
     fn the_newest_of_the_longest_lane_is_shed() {
         let mut pool = TestPool::new(1, 4);
-        pool.push(of_key("a"), 1);
+        pool.push(in_lane("a"), 1);
         pool.settle();
-        (2..=5).for_each(|number| pool.push(of_key("a"), number));
+        (2..=5).for_each(|number| pool.push(in_lane("a"), number));
         assert!(pool.shed.is_empty(), "one runs, and four wait");
-        pool.push(of_key("a"), 6);
+        pool.push(in_lane("a"), 6);
         assert_eq!(pool.shed, [6], "of one lane it is the newcomer");
-        (11..=13).for_each(|number| pool.push(of_key("b"), number));
+        (11..=13).for_each(|number| pool.push(in_lane("b"), number));
         assert_eq!(
             pool.shed,
             [6, 5, 4, 13],
@@ -671,34 +662,35 @@ mod tests {
     #[test]
     fn free_threads_are_places_too() {
         let mut pool = TestPool::new(3, 2);
-        (1..=6).for_each(|number| pool.push(of_key("a"), number));
+        (1..=6).for_each(|number| pool.push(in_lane("a"), number));
         assert_eq!(pool.shed, [6], "three are about to run, and two wait");
     }
 
     #[test]
     fn what_has_begun_is_not_shed_and_sheds_nothing() {
-        let mut pool = TestPool::of_console(1, 4);
-        let piece = || Ticket {
-            is_begun: true,
-            ..of_key("pieces")
+        let mut pool = TestPool::for_console(1, 4);
+        let piece = |connection| Job {
+            connection,
+            lane: Some("pieces".into()),
+            work: Work::Piece(Box::new(NoPieces), ConnectionHeader::Close),
         };
-        pool.push(piece(), 0);
+        pool.push_job(piece(0));
         pool.settle();
-        (1..=4).for_each(|number| pool.push(of_key("x"), number));
-        (11..=16).for_each(|number| pool.push(piece(), number));
+        (1..=4).for_each(|number| pool.push(in_lane("x"), number));
+        (11..=16).for_each(|number| pool.push_job(piece(number)));
         assert!(pool.shed.is_empty());
-        pool.push(of_key("y"), 21);
+        pool.push(in_lane("y"), 21);
         assert_eq!(pool.shed, [4], "one makes room for another");
         assert_eq!(pool.order(), [0, 1, 11, 21, 2, 12, 3, 13, 14, 15, 16]);
     }
 
     #[test]
-    fn of_strangers_the_address_that_sent_most_loses_a_request() {
-        let mut pool = TestPool::of_console(1, 16);
+    fn of_unknown_clients_the_address_that_sent_most_loses_a_request() {
+        let mut pool = TestPool::for_console(1, 16);
         let network = |number: u32| IpAddr::from(number.to_be_bytes()).into();
-        let from = |number: u32| Ticket {
+        let from = |number: u32| Admission {
             origin: Some(network(number)),
-            ..Ticket::default()
+            ..unknown()
         };
         (1..=20).for_each(|number| pool.push(from(1), number));
         assert_eq!(
@@ -711,31 +703,31 @@ mod tests {
         assert_eq!(pool.shed, [5, 4, 3]);
         (24..=26).for_each(|number| pool.push(from(number), number));
         assert_eq!(pool.shed, [5, 4, 3, 2, 1, 26], "the newest of several");
-        pool.push(of_key("a"), 31);
+        pool.push(in_lane("a"), 31);
         assert_eq!(
             pool.order(),
             [21, 31, 22, 23, 24, 25],
             "the others have places of their own"
         );
-        (0..REMEMBERED as u32 + 1).for_each(|number| pool.push(from(number), number));
-        assert!(lock(&pool.queue.state).origins.len() <= REMEMBERED);
+        (0..CACHED as u32 + 1).for_each(|number| pool.push(from(number), number));
+        assert!(lock(&pool.queue.state).origins.len() <= CACHED);
     }
 
     #[test]
     fn exclusive_requests_run_one_at_a_time_and_no_thread_waits_for_them() {
-        let mut pool = TestPool::of_console(2, 64);
+        let mut pool = TestPool::for_console(2, 64);
         for (lane, number) in [("x", 1), ("x", 2), ("x", 3), ("y", 11), ("z", 21)] {
             pool.push(
-                Ticket {
+                Admission {
                     exclusive: true,
-                    ..of_key(lane)
+                    ..in_lane(lane)
                 },
                 number,
             );
         }
         pool.settle();
         assert_eq!(pool.running.len(), 1);
-        pool.push(of_key("a"), 31);
+        pool.push(in_lane("a"), 31);
         pool.settle();
         assert_eq!(
             pool.running.len(),
@@ -743,16 +735,10 @@ mod tests {
             "another request has the other thread"
         );
         let mut order = Vec::new();
-        while let Some(place) = pool.running.iter().position(|job| job.ticket.exclusive) {
+        while let Some(place) = pool.running.iter().position(|job| job.is_exclusive()) {
             order.push(pool.finish(place));
             pool.settle();
-            assert!(
-                pool.running
-                    .iter()
-                    .filter(|job| job.ticket.exclusive)
-                    .count()
-                    <= 1
-            );
+            assert!(pool.running.iter().filter(|job| job.is_exclusive()).count() <= 1);
         }
         assert_eq!(order, [1, 11, 21, 2, 3], "the lanes take turns");
         assert_eq!((pool.finish(0), pool.queue.load()), (31, (0, 0)));
@@ -762,7 +748,7 @@ mod tests {
     fn a_lane_begins_with_one_request_until_its_limit_is_read() {
         let mut pool = TestPool::new(8, 100);
         pool.limits.insert("a", Some(3));
-        (1..=9).for_each(|number| pool.push(of_key("a"), number));
+        (1..=9).for_each(|number| pool.push(in_lane("a"), number));
         assert!(
             pool.run_next() && !pool.run_next(),
             "it may have a limit by now"
@@ -785,8 +771,8 @@ mod tests {
     fn a_limit_that_changes_holds() {
         let mut pool = TestPool::new(8, 100);
         pool.limits.insert("a", Some(2));
-        (1..=20).for_each(|number| pool.push(of_key("a"), number));
-        (31..=36).for_each(|number| pool.push(of_key("b"), number));
+        (1..=20).for_each(|number| pool.push(in_lane("a"), number));
+        (31..=36).for_each(|number| pool.push(in_lane("b"), number));
         pool.settle();
         assert_eq!(
             (pool.running_of("a"), pool.running_of("b")),
@@ -819,7 +805,7 @@ mod tests {
     fn a_removed_request_leaves_its_turn() {
         let mut pool = TestPool::new(1, 64);
         for (name, number) in [("a", 1), ("a", 2), ("b", 11), ("a", 3)] {
-            pool.push(of_key(name), number);
+            pool.push(in_lane(name), number);
         }
         assert_eq!(
             (pool.remove(11), pool.remove(11), pool.remove(2)),
@@ -832,14 +818,14 @@ mod tests {
     #[test]
     fn a_lane_that_is_not_used_is_looked_up_once_more_and_kept_for_a_while() {
         let mut pool = TestPool::new(1, 4);
-        pool.push(of_key("a"), 1);
+        pool.push(in_lane("a"), 1);
         assert_eq!(pool.order(), [1]);
-        assert_eq!(pool.queue.used_lanes(), ["a".into()]);
-        assert!(pool.queue.used_lanes().is_empty());
-        for number in 0..3 * REMEMBERED as u32 {
-            pool.push(of_key(&number.to_string()), number);
+        assert_eq!(pool.queue.take_used_lanes(), ["a".into()]);
+        assert!(pool.queue.take_used_lanes().is_empty());
+        for number in 0..3 * CACHED as u32 {
+            pool.push(in_lane(&number.to_string()), number);
             pool.order();
-            assert!(lock(&pool.queue.state).lanes.len() <= REMEMBERED + 1);
+            assert!(lock(&pool.queue.state).lanes.len() <= CACHED + 1);
         }
     }
 
@@ -859,9 +845,9 @@ mod tests {
             let take = || queue.take(None).ok().as_ref().map(number);
             let threads = [(); 3].map(|()| scope.spawn(take));
             until(&|| lock(&queue.state).idle == 3);
-            queue.push(Job::numbered(1, of_key("a")));
+            queue.push(job(1, in_lane("a")));
             until(&|| queue.load() == (1, 0));
-            queue.push(Job::numbered(2, of_key("a")));
+            queue.push(job(2, in_lane("a")));
             queue.set_limit(&Some("a".into()), Some(1));
             assert_eq!(queue.load(), (1, 1), "it is at its limit");
             queue.set_limit(&Some("a".into()), Some(2));
@@ -871,8 +857,11 @@ mod tests {
             taken.sort();
             assert_eq!(taken, [None, Some(1), Some(2)]);
         });
-        assert!(matches!(queue.take(Some(Instant::now())), Err(NoJob::Late)));
-        assert!(matches!(queue.take(None), Err(NoJob::Closed)));
+        assert!(matches!(
+            queue.take(Some(Instant::now())),
+            Err(TakeError::Timeout)
+        ));
+        assert!(matches!(queue.take(None), Err(TakeError::Closed)));
     }
 
     /// Random sequences, against what a plain count of the requests says: no limit is exceeded, no request is lost, and none
@@ -896,7 +885,7 @@ mod tests {
                     0..=2 => {
                         let name = NAMES[draw(NAMES.len())];
                         waiting.push((number, name));
-                        pool.push(of_key(name), number);
+                        pool.push(in_lane(name), number);
                     }
                     3 | 4 => _ = pool.run_next(),
                     5 | 6 if !pool.running.is_empty() => {
@@ -935,7 +924,7 @@ mod tests {
                 };
                 let (can_run, has_room) = (
                     waiting.iter().any(can_run),
-                    pool.running.len() < pool.queue.room.threads,
+                    pool.running.len() < pool.queue.capacity.threads,
                 );
                 let eligible = pool.queue.eligible(&lock(&pool.queue.state), false);
                 assert_eq!(

@@ -13,7 +13,7 @@ use rustls::sign::CertifiedKey;
 use rustls::{ServerConfig, ServerConnection};
 
 use super::socket::InboundStream;
-use crate::{der, files};
+use crate::{certificates, files};
 
 /// The memory of a session besides the bytes in transit: its keys, its state and its smallest buffers. `rustls` does not
 /// report it. Measured over 1,000 sessions: 7.7 KiB after the handshake, 9.3 after a completion.
@@ -44,7 +44,8 @@ pub enum TlsError {
 
 impl Certificate {
     pub fn read(path: &Path, key: &Path) -> Result<Self, TlsError> {
-        let chain = files::read_certificates(path).map_err(TlsError::Certificate)?;
+        let chain = files::read_certificates(path)
+            .map_err(|error| TlsError::Certificate(error.to_string()))?;
         let text = files::read(key).map_err(|error| TlsError::Key(error.to_string()))?;
         // The messages repeat nothing of the file.
         let key = PrivateKeyDer::from_pem_slice(&text).map_err(|error| match error {
@@ -65,7 +66,7 @@ impl Certificate {
 
     /// The first and the last second in which it is valid, in Unix time; `None` if that can't be read.
     pub fn validity(&self) -> Option<[i64; 2]> {
-        der::validity(self.certified.cert.first()?)
+        certificates::validity(self.certified.cert.first()?)
     }
 }
 

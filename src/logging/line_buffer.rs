@@ -45,8 +45,8 @@ impl LineBuffer {
         }
     }
 
-    /// Waits for lines and takes all of them, and the number of records that were dropped after them; the batch is empty if
-    /// no lines come in time. The call means that the last batch is written.
+    /// Waits for lines, and takes all of them and the number of records that were dropped after them.
+    /// The batch is empty if no lines come in time. The caller has written the last batch.
     pub fn take(&self, until: Instant) -> (Vec<u8>, u64) {
         let mut pending = lock(&self.pending);
         pending.is_writing = false;

@@ -3,7 +3,7 @@
 //! One thread writes them, so that no other thread waits for standard error, which may be a pipe that is not read.
 
 mod line_buffer;
-mod stranger_lines;
+mod refusal_lines;
 
 use std::cell::RefCell;
 use std::env;
@@ -11,7 +11,7 @@ use std::fmt;
 use std::io::{self, Write};
 use std::net::IpAddr;
 use std::panic;
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::sync::{Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ use rustix::fs::fstat;
 use simplelog::{Config, ConfigBuilder, FormatItem, WriteLogger, format_description};
 
 use self::line_buffer::LineBuffer;
-use self::stranger_lines::StrangerBudget;
+use self::refusal_lines::RefusalLines;
 use crate::error::FailureCause;
 use crate::mutex::lock;
 
@@ -44,7 +44,7 @@ thread_local! {
 /// `None` until the log is started.
 static LOG: OnceLock<&StandardError> = OnceLock::new();
 
-static STRANGERS: Mutex<StrangerBudget> = Mutex::new(StrangerBudget::new());
+static REFUSAL_LINES: Mutex<RefusalLines> = Mutex::new(RefusalLines::new());
 
 pub fn start(level: LevelFilter) -> io::Result<()> {
     let log: &StandardError = Box::leak(Box::new(StandardError::new(is_journal())));
@@ -84,20 +84,16 @@ pub fn print_error(message: fmt::Arguments) {
 
 /// Returns true if the refusal of a request without a valid key gets a line of its own. All such refusals share a small
 /// budget; those beyond it are counted by cause and by address.
-pub fn allow_stranger(cause: FailureCause, client: Option<IpAddr>) -> bool {
-    strangers().allow(cause, client.map(Into::into), Instant::now())
+pub fn allow_refusal_line(cause: FailureCause, client: Option<IpAddr>) -> bool {
+    lock(&REFUSAL_LINES).allow(cause, client.map(Into::into), Instant::now())
 }
 
 /// Logs how many refusals had no line of their own since the last summary. The writing thread does so once a minute.
-pub fn sum_up_strangers() {
-    let summary = strangers().sum_up(Instant::now());
+pub fn log_refusal_summary() {
+    let summary = lock(&REFUSAL_LINES).sum_up(Instant::now());
     if let Some(summary) = summary {
         log::warn!("{summary}");
     }
-}
-
-fn strangers() -> MutexGuard<'static, StrangerBudget> {
-    lock(&STRANGERS)
 }
 
 /// Dropping it waits until the log is written, also while a panic ends the process. If standard error is stuck, it gives up
@@ -157,7 +153,7 @@ impl StandardError {
             }
             if Instant::now() >= next_summary {
                 next_summary = Instant::now() + SUMMARY_INTERVAL;
-                sum_up_strangers();
+                log_refusal_summary();
             }
         }
     }

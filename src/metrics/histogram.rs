@@ -24,6 +24,10 @@ impl Histogram {
         self.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
     }
 
+    pub fn observe_milliseconds(&self, time: Option<f64>) {
+        time.inspect(|time| self.observe(Duration::from_secs_f64(time / 1000.0)));
+    }
+
     /// Returns the number of times up to each bound and, last, of all times; and their sum in seconds. The numbers all come from
     /// the buckets, so that they agree while other threads continue to count.
     pub fn read(&self) -> ([u64; BOUNDS.len() + 1], f64) {

@@ -5,6 +5,7 @@
 mod exposition;
 mod histogram;
 
+use std::array;
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -13,8 +14,8 @@ use self::exposition::MetricsText;
 use self::histogram::Histogram;
 use crate::error::ApiError;
 use crate::keys::{Key, KeyBudget};
-use crate::ledger::{Searched, Tokens};
-use crate::listener::{Cause, Snapshot};
+use crate::ledger::LedgerRow;
+use crate::listener::{LoadEvent, Snapshot};
 use crate::runtime::RuntimeStatus;
 
 /// The reasons for asking Search, in the ledger's terms.
@@ -62,13 +63,6 @@ impl Counter {
     }
 }
 
-pub struct Times {
-    pub whole: Duration,
-    pub queue: Duration,
-    pub runtime: Option<Duration>,
-    pub ledger: Option<Duration>,
-}
-
 /// The state of the ledger at a scrape.
 #[derive(Clone, Copy)]
 pub struct LedgerGauges {
@@ -90,55 +84,55 @@ impl Metrics {
         self.completions.get() + self.errors.iter().map(Counter::get).sum::<u64>()
     }
 
-    pub fn answered(&self, outcome: Result<Tokens, ApiError>, times: &Times) {
-        match outcome {
-            Ok(tokens) => {
-                self.completions.add(1);
-                self.prompt_tokens.add(measured(tokens.prompt_tokens));
-                self.completion_tokens
-                    .add(measured(tokens.completion_tokens));
-                self.unmeasured
-                    .add(u64::from(tokens.total_tokens.is_none()));
-                self.completed.observe(times.whole);
-            }
-            Err(error) => {
-                self.refused(error);
-                self.failed.observe(times.whole);
-            }
+    /// Counts a request that a worker has answered. `total` contains the write to the ledger.
+    pub fn count_answer(
+        &self,
+        row: &LedgerRow,
+        error: Option<ApiError>,
+        total: Duration,
+        ledger: Option<Duration>,
+    ) {
+        if let Some(error) = error {
+            self.count_error(error);
+            self.failed.observe(total);
+        } else {
+            self.completions.add(1);
+            self.prompt_tokens.add(measured(row.tokens.prompt_tokens));
+            self.completion_tokens
+                .add(measured(row.tokens.completion_tokens));
+            self.unmeasured
+                .add(u64::from(row.tokens.total_tokens.is_none()));
+            self.completed.observe(total);
         }
-        self.queue.observe(times.queue);
-        times.runtime.inspect(|&time| self.runtime.observe(time));
-        times.ledger.inspect(|&time| self.ledger.observe(time));
+        self.queue.observe_milliseconds(row.queue_ms);
+        self.runtime.observe_milliseconds(row.runtime_ms);
+        ledger.inspect(|&time| self.ledger.observe(time));
     }
 
-    pub fn searched(&self, searched: &Searched) {
-        let finding = match searched.results {
+    /// Counts a search, if the request needed one.
+    pub fn count_search(&self, row: &LedgerRow) {
+        let outcome = match row.search_results {
             Some(1..) => 0,
             Some(_) => 1,
             None => 2,
         };
-        if let Some(reason) = SEARCH_REASONS
-            .iter()
-            .position(|reason| *reason == searched.reason)
-        {
-            self.searches[reason][finding].add(1);
+        let index = |asked| SEARCH_REASONS.iter().position(|reason| *reason == asked);
+        if let Some(reason) = row.search_reason.as_deref().and_then(index) {
+            self.searches[reason][outcome].add(1);
         }
-        self.search
-            .observe(Duration::from_secs_f64(searched.time_ms / 1000.0));
+        self.search.observe_milliseconds(row.search_ms);
     }
 
     /// The number of calls to Search by their outcome, in the order of `SEARCH_OUTCOMES`.
     pub fn searches(&self) -> [u64; SEARCH_OUTCOMES.len()] {
-        std::array::from_fn(|finding| {
-            self.searches
-                .iter()
-                .map(|reason| reason[finding].get())
-                .sum()
+        array::from_fn(|outcome| {
+            let counts = self.searches.iter().map(|reason| reason[outcome].get());
+            counts.sum()
         })
     }
 
     /// Counts a request that got no worker and has no times.
-    pub fn refused(&self, error: ApiError) {
+    pub fn count_error(&self, error: ApiError) {
         self.errors[error as usize].add(1);
     }
 
@@ -209,10 +203,10 @@ impl Metrics {
             .with("", self.unmeasured.get());
         let help = "Requests for which Search was asked, by reason and outcome.";
         let searches = text.counter("adriaticum_searches_total", help);
-        for (reason, findings) in SEARCH_REASONS.iter().zip(&self.searches) {
-            for (finding, count) in SEARCH_OUTCOMES.iter().zip(findings) {
+        for (reason, counts) in SEARCH_REASONS.iter().zip(&self.searches) {
+            for (outcome, count) in SEARCH_OUTCOMES.iter().zip(counts) {
                 searches.with(
-                    &format!("reason=\"{reason}\",outcome=\"{finding}\""),
+                    &format!("reason=\"{reason}\",outcome=\"{outcome}\""),
                     count.get(),
                 );
             }
@@ -267,7 +261,7 @@ fn gauges(text: &mut MetricsText, load: &Snapshot, ledger: LedgerGauges) {
             "Workers that process a request.",
             workers.now as i64,
         ),
-        ("workers", "Workers in the pool.", workers.most as i64),
+        ("workers", "Workers in the pool.", workers.limit as i64),
         (
             "queue_length",
             "Complete requests that wait for a worker.",
@@ -276,7 +270,7 @@ fn gauges(text: &mut MetricsText, load: &Snapshot, ledger: LedgerGauges) {
         (
             "queue_limit",
             "Requests that may wait; one more is shed.",
-            queue.most as i64,
+            queue.limit as i64,
         ),
         (
             "connections_open",
@@ -286,7 +280,7 @@ fn gauges(text: &mut MetricsText, load: &Snapshot, ledger: LedgerGauges) {
         (
             "connections_limit",
             "Connections that may be open.",
-            connections.most as i64,
+            connections.limit as i64,
         ),
         (
             "buffered_bytes",
@@ -296,7 +290,7 @@ fn gauges(text: &mut MetricsText, load: &Snapshot, ledger: LedgerGauges) {
         (
             "buffered_limit_bytes",
             "Bytes that may be buffered.",
-            buffered_bytes.most as i64,
+            buffered_bytes.limit as i64,
         ),
         (
             "ledger_available",
@@ -322,20 +316,29 @@ fn shed(text: &mut MetricsText, load: &Snapshot) {
     .with("", load.accepted);
     let help = "Connections closed because there was no room: new ones, and unfinished or idle ones that were evicted.";
     text.counter("adriaticum_connections_shed_total", help)
-        .with("which=\"new\"", load.of(Cause::Rejected))
-        .with("which=\"unfinished\"", load.of(Cause::UnfinishedEvicted))
-        .with("which=\"idle\"", load.of(Cause::IdleEvicted));
+        .with("which=\"new\"", load.count_of(LoadEvent::Rejected))
+        .with(
+            "which=\"unfinished\"",
+            load.count_of(LoadEvent::UnfinishedEvicted),
+        )
+        .with("which=\"idle\"", load.count_of(LoadEvent::IdleEvicted));
     text.counter(
         "adriaticum_requests_shed_total",
         "Requests answered 503 because there was no room.",
     )
-    .with("reason=\"queue\"", load.of(Cause::QueueFull))
-    .with("reason=\"console\"", load.of(Cause::ConsoleFull))
-    .with("reason=\"buffer\"", load.of(Cause::BuffersFull));
+    .with("reason=\"queue\"", load.count_of(LoadEvent::QueueFull))
+    .with("reason=\"console\"", load.count_of(LoadEvent::ConsoleFull))
+    .with("reason=\"buffer\"", load.count_of(LoadEvent::BuffersFull));
     let help = "Requests whose client went away before their answer.";
     text.counter("adriaticum_requests_abandoned_total", help)
-        .with("phase=\"waiting\"", load.of(Cause::AbandonedWaiting))
-        .with("phase=\"running\"", load.of(Cause::AbandonedRunning));
+        .with(
+            "phase=\"waiting\"",
+            load.count_of(LoadEvent::AbandonedWaiting),
+        )
+        .with(
+            "phase=\"running\"",
+            load.count_of(LoadEvent::AbandonedRunning),
+        );
 }
 
 fn write_runtimes(text: &mut MetricsText, runtimes: &[RuntimeStatus]) {
@@ -402,7 +405,8 @@ fn measured(figure: Option<i64>) -> u64 {
 mod tests {
     use super::*;
     use crate::keys::{Budget, BudgetPeriod};
-    use crate::listener::Level;
+    use crate::ledger::Tokens;
+    use crate::listener::Gauge;
 
     const LEDGER: LedgerGauges = LedgerGauges {
         is_available: true,
@@ -411,26 +415,30 @@ mod tests {
 
     fn load() -> Snapshot {
         Snapshot {
-            workers: Level { now: 3, most: 16 },
-            queue: Level { now: 0, most: 64 },
-            connections: Level { now: 7, most: 4096 },
-            buffered_bytes: Level {
+            workers: Gauge { now: 3, limit: 16 },
+            queue: Gauge { now: 0, limit: 64 },
+            connections: Gauge {
+                now: 7,
+                limit: 4096,
+            },
+            buffered_bytes: Gauge {
                 now: 1024,
-                most: 65536,
+                limit: 65536,
             },
             accepted: 9,
-            causes: [4, 0, 5, 1, 3, 2, 7, 8],
+            events: [4, 0, 5, 1, 3, 2, 7, 8],
         }
     }
 
-    fn times(milliseconds: u64) -> Times {
-        let whole = Duration::from_millis(milliseconds);
-        Times {
-            whole,
-            queue: Duration::ZERO,
-            runtime: Some(whole),
-            ledger: None,
-        }
+    /// Counts an answer whose time was all the runtime's.
+    fn answer(metrics: &Metrics, tokens: Tokens, error: Option<ApiError>, milliseconds: u64) {
+        let row = LedgerRow {
+            tokens,
+            queue_ms: Some(0.0),
+            runtime_ms: Some(milliseconds as f64),
+            ..LedgerRow::default()
+        };
+        metrics.count_answer(&row, error, Duration::from_millis(milliseconds), None);
     }
 
     #[test]
@@ -441,16 +449,14 @@ mod tests {
             completion_tokens: Some(3),
             total_tokens: Some(14),
         };
-        metrics.answered(Ok(tokens), &times(3));
-        metrics.answered(
-            Ok(Tokens {
-                total_tokens: None,
-                ..tokens
-            }),
-            &times(40),
-        );
-        metrics.answered(Err(ApiError::InferenceError), &times(400_000));
-        metrics.refused(ApiError::ServiceUnavailable);
+        answer(&metrics, tokens, None, 3);
+        let unmeasured = Tokens {
+            total_tokens: None,
+            ..tokens
+        };
+        answer(&metrics, unmeasured, None, 40);
+        answer(&metrics, tokens, Some(ApiError::InferenceError), 400_000);
+        metrics.count_error(ApiError::ServiceUnavailable);
         metrics.ledger_errors.add(1);
         metrics.head_refused.add(6);
         metrics.unrecorded.add(1);

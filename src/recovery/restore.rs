@@ -9,7 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::audit::{Actor, NewAuditRow};
-use crate::console::sessions::{self, PasswordHash, TokenKind, read_password};
+use crate::console::session::credentials::{self, PasswordHash, TokenKind, read_password};
 use crate::database::sqlite::lock::FileLock;
 use crate::database::sqlite::replacement::{PresentDatabase, Replacement, ReplacementError};
 use crate::database::{
@@ -198,7 +198,7 @@ fn take_over(
             .keys
             .revoke(&key.id, key.revoked.unwrap_or_else(when::now), by)?;
     }
-    let own = sessions::password(store)?;
+    let own = credentials::password(store)?;
     let password = present
         .password
         .as_ref()
@@ -208,7 +208,7 @@ fn take_over(
         .filter(|kept| own.as_ref() != Some(kept));
     let keeps_password = password.is_some();
     if let Some(password) = password {
-        sessions::set_password(store, password, by)?;
+        credentials::set_password(store, password, by)?;
     }
     let details = format!(
         "a backup with {}, the newest of {}; kept revoked: {}",

@@ -1,4 +1,4 @@
-//! A configured runtime: whether it is well or has failed, its running calls, and its last answers.
+//! A configured runtime: its health, its running calls, and its last answers.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use ureq::http::Uri;
 
-use super::{Generated, RuntimeError};
+use super::chat::Generated;
+use super::error::RuntimeError;
 use crate::client::CallError;
 use crate::mutex::lock;
 use crate::when;
@@ -36,7 +37,7 @@ pub(super) struct RuntimeEntry {
 
 #[derive(Default)]
 struct RuntimeState {
-    /// `None` if it is well.
+    /// `None` if it is healthy.
     failed_since: Option<Instant>,
     failures: u64,
     /// The calls that have failed since its last answer, and the probes since the last that succeeded.
@@ -59,7 +60,7 @@ struct RuntimeState {
 pub struct RuntimeStatus {
     pub url: String,
     pub running: usize,
-    /// When it failed, in Unix seconds; `None` if it is well.
+    /// When it failed, in Unix seconds; `None` if it is healthy.
     pub failed_since: Option<i64>,
     /// Several calls or probes in a row have failed.
     pub is_failing: bool,
@@ -86,7 +87,7 @@ impl RuntimeEntry {
         }
     }
 
-    /// The place of a runtime among the others: well ones come first, and among these the least busy.
+    /// The sort key: healthy runtimes come first, and among these the least busy.
     pub fn rank(&self) -> (bool, usize) {
         (
             lock(&self.state).failed_since.is_some(),
@@ -96,14 +97,14 @@ impl RuntimeEntry {
 
     /// Counts a call as running until the result is dropped.
     pub fn begin_call(&self) -> impl Drop {
-        struct RunningCall<'a>(&'a AtomicUsize);
-        impl Drop for RunningCall<'_> {
+        struct CallGuard<'a>(&'a AtomicUsize);
+        impl Drop for CallGuard<'_> {
             fn drop(&mut self) {
                 self.0.fetch_sub(1, Ordering::Relaxed);
             }
         }
         self.running.fetch_add(1, Ordering::Relaxed);
-        RunningCall(&self.running)
+        CallGuard(&self.running)
     }
 
     /// Notes the result of a call. A prompt that is too long, or a client that has gone, says nothing about the runtime. Nor does
@@ -286,7 +287,7 @@ mod tests {
     #[test]
     fn a_probe_counts_unless_a_call_has_failed_since() {
         let entry = RuntimeEntry::new("http://a/v1");
-        assert_eq!(entry.probe_due(), None, "a well runtime is not probed");
+        assert_eq!(entry.probe_due(), None, "a healthy runtime is not probed");
         entry.note(Instant::now(), &Err(RuntimeError::Status(503)));
         assert_eq!(entry.probe_due(), Some(1));
         entry.note(Instant::now(), &Err(RuntimeError::Status(503)));

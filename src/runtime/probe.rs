@@ -26,10 +26,7 @@ pub struct RuntimeInfo {
 /// Asks the server at a base address for its models. Returns `None` if it is not a runtime.
 pub fn probe(url: &str, config: &RuntimeConfig, time: Duration) -> Option<RuntimeInfo> {
     let client = HttpClient::new(1, config.ca.clone());
-    let authorization = config
-        .api_key
-        .as_ref()
-        .map(|key| format!("Bearer {}", key.expose()));
+    let authorization = authorization(config);
     let read = |address: String| -> Option<Value> {
         let answer = get(
             &client,
@@ -61,6 +58,12 @@ pub(super) fn is_ready(client: &HttpClient, authorization: Option<&str>, url: &s
     };
     matches!(status(format!("{url}/models")), Some(200 | 404))
         && status(format!("{}/health", root(url))).is_some_and(|health| health != 503)
+}
+
+/// The `Authorization` header of every call to a runtime.
+pub(super) fn authorization(config: &RuntimeConfig) -> Option<String> {
+    let key = config.api_key.as_ref()?;
+    Some(format!("Bearer {}", key.expose()))
 }
 
 fn get(

@@ -7,7 +7,8 @@ use serde::de::{IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
-use super::{ChatMessage, Generated, RuntimeError};
+use super::chat::{Chat, Generated};
+use super::error::RuntimeError;
 use crate::ledger::Tokens;
 
 /// The largest plausible token figure: a larger one was not measured, and sums of these can't overflow.
@@ -16,16 +17,15 @@ const MAX_FIGURE: u32 = 1_000_000_000;
 /// The longest finish reason that is passed on, in characters.
 const MAX_REASON: usize = 64;
 
-/// Phrases with which runtimes without an error code refuse a prompt that is too long.
+/// Phrases of runtimes that have no error code for a prompt that is too long.
 const PHRASES: [&str; 2] = ["maximum context length", "available context size"];
 
 /// The request to a runtime: only members that the service knows.
 #[derive(Serialize)]
 pub(super) struct CompletionRequest<'a> {
     pub model: &'a str,
-    pub messages: &'a [ChatMessage<'a>],
-    pub temperature: f64,
-    pub max_tokens: u16,
+    #[serde(flatten)]
+    pub chat: &'a Chat<'a>,
     pub stream: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub response_format: Option<&'a serde_json::Value>,
@@ -197,7 +197,9 @@ fn recognized_refusal(status: u16, bytes: &[u8]) -> Option<RuntimeError> {
     let figures = number(refusal.n_prompt_tokens).zip(number(refusal.n_ctx));
     let is_unknown_model = || {
         is(refusal.code, r#""model_not_found""#)
-            || refusal.message.is_some_and(|raw| names_no_model(raw.get()))
+            || refusal
+                .message
+                .is_some_and(|raw| says_unknown_model(raw.get()))
     };
     match status {
         _ if is_exceeded => Some(RuntimeError::ContextExceeded(figures)),
@@ -206,9 +208,9 @@ fn recognized_refusal(status: u16, bytes: &[u8]) -> Option<RuntimeError> {
     }
 }
 
-/// True for `"model 'x' not found"` and `"The model x does not exist."`. Only the beginning of a message is the runtime's own: the
-/// rest may repeat the prompt.
-fn names_no_model(message: &str) -> bool {
+/// Returns true for `"model 'x' not found"` and `"The model x does not exist."`. Only the beginning of
+/// a message is the runtime's own: the rest may repeat the prompt.
+fn says_unknown_model(message: &str) -> bool {
     let message = message.to_ascii_lowercase();
     let text = message.trim_start_matches('"');
     let is_about_model = text
@@ -223,7 +225,7 @@ mod tests {
     use std::borrow::Cow;
 
     use super::*;
-    use crate::runtime::Role;
+    use crate::runtime::{ChatMessage, Role};
 
     #[test]
     fn the_json_of_a_request_has_no_spare_room() {
@@ -236,12 +238,14 @@ mod tests {
             .iter()
             .map(|content| message(content.as_str()))
             .collect();
-        let messages = messages.as_slice();
-        let request = CompletionRequest {
-            model: "m",
+        let chat = Chat {
             messages,
             temperature: 0.5,
             max_tokens: 9,
+        };
+        let request = CompletionRequest {
+            model: "m",
+            chat: &chat,
             stream: false,
             response_format: None,
         };

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use super::cleaning;
-use super::passages::{self, Section};
+use super::outline::Section;
+use super::{cleaning, passages};
 
 /// The largest file that is read: a thick book has less text.
 pub const MAX_FILE: u64 = 8 * 1024 * 1024;

@@ -3,7 +3,7 @@
 use html5gum::{DefaultEmitter, Token, Tokenizer};
 
 use super::cleaning::one_line;
-use super::passages::{Outline, Section};
+use super::outline::{Outline, Section};
 
 /// Elements whose content is not text for readers.
 const SKIPPED: [&str; 7] = [

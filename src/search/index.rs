@@ -11,8 +11,8 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, TransactionB
 use serde::Serialize;
 
 use super::documents::{Candidate, DocumentText};
-use super::{Passage, Search, SearchError, query, ranking};
-use crate::client::Cancellation;
+use super::results::{Passage, SearchError};
+use super::{query, ranking};
 use crate::config::SearchConfig;
 use crate::database::sqlite::read_only_file::ReadOnlyFile;
 use crate::error::FailureCause;
@@ -66,20 +66,6 @@ pub struct Document {
     pub added: i64,
 }
 
-impl Search for Index {
-    /// Ignores cancellation: a query is short.
-    fn find(&self, words: &str, key: &str, _: &Cancellation) -> Result<Vec<Passage>, SearchError> {
-        let deadline = Instant::now() + self.timeout;
-        let _permit = self
-            .running
-            .acquire_in_turn(key, deadline)
-            .ok_or_else(late)?;
-        let (connection, read_only) = self.open(deadline)?;
-        let found = ranking::best(&connection, &query::words(words), self.results);
-        self.check(read_only, found)
-    }
-}
-
 impl Index {
     pub fn new(config: &SearchConfig) -> Self {
         Self {
@@ -88,6 +74,18 @@ impl Index {
             results: config.results,
             running: Semaphore::new(MAX_QUERIES),
         }
+    }
+
+    /// Queries that wait are served round robin by `key`, the id of the request's key.
+    pub fn find(&self, words: &str, key: &str) -> Result<Vec<Passage>, SearchError> {
+        let deadline = Instant::now() + self.timeout;
+        let _permit = self
+            .running
+            .acquire_in_turn(key, deadline)
+            .ok_or_else(late)?;
+        let (connection, read_only) = self.open(deadline)?;
+        let found = ranking::best(&connection, &query::words(words), self.results);
+        self.check(read_only, found)
     }
 
     pub fn add(
@@ -226,10 +224,13 @@ impl Index {
     }
 
     fn not_opened(&self, error: &io::Error) -> SearchError {
-        failed(format!(
-            "the index {} can't be opened: {error}",
-            self.path.display()
-        ))
+        SearchError {
+            is_denied: error.kind() == io::ErrorKind::PermissionDenied,
+            ..failed(format!(
+                "the index {} can't be opened: {error}",
+                self.path.display()
+            ))
+        }
     }
 
     fn damaged(&self, how: &str) -> SearchError {
@@ -307,7 +308,7 @@ fn add(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::search::passages::Section;
+    use crate::search::outline::Section;
 
     fn index() -> Connection {
         let connection = Connection::open_in_memory().expect("memory should be there");

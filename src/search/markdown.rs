@@ -1,7 +1,7 @@
 //! Splits Markdown into sections. Its markup stays in the text: models can read it.
 
 use super::cleaning::{clean, one_line};
-use super::passages::{Outline, Section};
+use super::outline::{Outline, Section};
 
 pub fn read(text: &str) -> Outline {
     let text = clean(text);

@@ -2,33 +2,11 @@
 
 use std::path::Path;
 
+use super::outline::{Outline, Section};
 use super::{cleaning, html, markdown};
 
 /// The most characters of a passage: some 200 tokens of English.
 pub const MAX_PASSAGE: usize = 800;
-
-/// A document's title, if it has one, and the text under each of its headings.
-#[derive(Debug, Default)]
-pub struct Outline {
-    pub title: String,
-    pub sections: Vec<Section>,
-}
-
-#[derive(Debug, Default)]
-pub struct Section {
-    /// Empty before the first heading.
-    pub heading: String,
-    pub text: String,
-}
-
-impl Outline {
-    pub fn push(&mut self, Section { heading, text }: Section) {
-        let text = text.trim().to_owned();
-        if !heading.is_empty() || !text.is_empty() {
-            self.sections.push(Section { heading, text });
-        }
-    }
-}
 
 /// Reads a file's content as HTML, Markdown or plain text, by the ending of its name.
 pub fn read(path: &Path, content: &str) -> Outline {

@@ -2,7 +2,10 @@
 
 use std::cmp::Reverse;
 
-use super::{MAX_QUERY, cleaning};
+use super::cleaning;
+
+/// The most characters of a query.
+pub const MAX_QUERY: usize = 256;
 
 /// A line for each language: English, German, French, Spanish, Italian, Croatian. build.rs writes them.
 const STOP_WORDS: &str = include_str!(concat!(env!("OUT_DIR"), "/stop_words.txt"));
@@ -54,7 +57,7 @@ fn is_capitalized(word: &str) -> bool {
 /// English query would lose "sea" (Spanish), "war" (German) and "son" (French).
 fn stop_words(words: &[String]) -> (usize, &'static str) {
     let count = |(_, list): &(usize, &str)| words.iter().filter(|word| has(list, word)).count();
-    // Of equals, the first language takes precedence: `min_by_key` returns it, `max_by_key` the last.
+    // Ties: the first language, which `min_by_key` returns.
     STOP_WORDS
         .lines()
         .enumerate()

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use rusqlite::{Connection, Row};
 
-use super::Passage;
 use super::query::{self, Word};
+use super::results::Passage;
 
 /// The weights of a match in the title, in the heading and in the text.
 const WEIGHTS: &str = "4.0, 2.0, 1.0";

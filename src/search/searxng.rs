@@ -6,11 +6,13 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use serde::de::{IgnoredAny, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
+use serde::de::{Deserializer, IgnoredAny, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::{MAX_QUERY, Passage, Search, SearchError, cleaning, html};
+use super::query::MAX_QUERY;
+use super::results::{Passage, SearchError};
+use super::{cleaning, html};
 use crate::client::{Call, CallError, Cancellation, HttpClient};
 use crate::config::SearchConfig;
 use crate::error::FailureCause;
@@ -63,6 +65,19 @@ impl SearXng {
         }
     }
 
+    pub fn find(
+        &self,
+        words: &str,
+        cancellation: &Cancellation,
+    ) -> Result<Vec<Passage>, SearchError> {
+        let query = query(words);
+        if query.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.ask(&query, cancellation)
+            .map_err(|error| SearchError::new(error.cause, format!("{}: {error}", self.url)))
+    }
+
     fn ask(&self, query: &str, cancellation: &Cancellation) -> Result<Vec<Passage>, SearchError> {
         let address = format!(
             "{}/search?q={}&format=json",
@@ -101,22 +116,6 @@ impl SearXng {
     }
 }
 
-impl Search for SearXng {
-    fn find(
-        &self,
-        words: &str,
-        _key: &str,
-        cancellation: &Cancellation,
-    ) -> Result<Vec<Passage>, SearchError> {
-        let query = query(words);
-        if query.is_empty() {
-            return Ok(Vec::new());
-        }
-        self.ask(&query, cancellation)
-            .map_err(|error| SearchError::new(error.cause, format!("{}: {error}", self.url)))
-    }
-}
-
 /// Makes a query without commands of the words: `!!` or `:de` at the beginning of a word loses its mark.
 fn query(words: &str) -> String {
     let mut plain = String::new();
@@ -138,18 +137,12 @@ fn query(words: &str) -> String {
 struct SearxngAnswer<'a> {
     #[serde(borrow)]
     results: &'a RawValue,
-    #[serde(default)]
-    unresponsive_engines: UnresponsiveEngines,
+    #[serde(borrow, default = "empty_list")]
+    unresponsive_engines: &'a RawValue,
 }
 
-/// Reads the results one by one, up to the number of passages that is used, and skips the rest: as values a list of results
-/// takes many times its size.
-#[derive(Default)]
-struct ResultReader {
-    most: usize,
-    passages: Vec<Passage>,
-    is_empty: bool,
-    has_unreadable: bool,
+fn empty_list<'a>() -> &'a RawValue {
+    serde_json::from_str("[]").expect("it is JSON")
 }
 
 /// The members of a result that are used.
@@ -163,65 +156,80 @@ struct SearxngResult<'a> {
     content: Option<String>,
 }
 
-/// The number of engines that did not respond, by the word for their reason. Their names come from outside, and are not kept.
-#[derive(Default)]
-struct UnresponsiveEngines(Vec<(&'static str, usize)>);
-
 fn read_answer(bytes: &[u8], most: usize) -> Result<Vec<Passage>, SearchError> {
     // A result with broken text does not affect the others.
     let text = String::from_utf8_lossy(bytes);
-    let read = || -> serde_json::Result<(ResultReader, UnresponsiveEngines)> {
+    let (mut passages, mut is_empty, mut has_unreadable) = (Vec::new(), true, false);
+    // The number of engines that did not respond, by the word for their reason. Their names come
+    // from outside, and are not kept.
+    let mut engines: Vec<(&str, usize)> = Vec::new();
+    let mut read = || -> serde_json::Result<()> {
         let answer: SearxngAnswer = serde_json::from_str(&text)?;
-        let reader = ResultReader {
-            most,
-            is_empty: true,
-            ..ResultReader::default()
-        };
-        let results =
-            serde_json::Deserializer::from_str(answer.results.get()).deserialize_seq(reader)?;
-        Ok((results, answer.unresponsive_engines))
+        for_each(answer.results, |raw| {
+            is_empty = false;
+            if passages.len() < most {
+                match read_result(raw) {
+                    Some(result) => passages.extend(passage(&result)),
+                    None => has_unreadable = true,
+                }
+            }
+        })?;
+        for_each(answer.unresponsive_engines, |engine| {
+            let reason = reason(engine);
+            match engines.iter_mut().find(|(known, _)| *known == reason) {
+                Some((_, count)) => *count += 1,
+                None => engines.push((reason, 1)),
+            }
+        })
     };
-    let (results, engines) = read().map_err(|_| {
+    read().map_err(|_| {
         SearchError::new(
             FailureCause::NotJson,
             "its answer is not JSON of the expected form. Is this the address of a SearXNG instance, and is JSON in its \
              search.formats?",
         )
     })?;
-    if results.is_empty && !engines.0.is_empty() {
+    if is_empty && !engines.is_empty() {
+        let engines: Vec<String> = engines
+            .iter()
+            .map(|(reason, count)| format!("{count} {reason}"))
+            .collect();
         return Err(SearchError::new(
             FailureCause::Engines,
-            format!("it found nothing, and engines did not respond: {engines}"),
+            format!(
+                "it found nothing, and engines did not respond: {}",
+                engines.join(", ")
+            ),
         ));
     }
-    if results.passages.is_empty() && results.has_unreadable {
+    if passages.is_empty() && has_unreadable {
         return Err(SearchError::new(
             FailureCause::NotJson,
             "none of its results can be read",
         ));
     }
-    Ok(results.passages)
+    Ok(passages)
 }
 
-impl<'de> Visitor<'de> for ResultReader {
-    type Value = Self;
+/// Takes the elements of a list one by one: as values, a list takes many times its size.
+fn for_each<'a>(list: &'a RawValue, take: impl FnMut(&'a RawValue)) -> serde_json::Result<()> {
+    serde_json::Deserializer::from_str(list.get()).deserialize_seq(ForEach(take))
+}
+
+struct ForEach<F>(F);
+
+impl<'de, F: FnMut(&'de RawValue)> Visitor<'de> for ForEach<F> {
+    type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("a list of results")
+        f.write_str("a list")
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(mut self, mut list: A) -> Result<Self, A::Error> {
-        while self.passages.len() < self.most
-            && let Some(raw) = list.next_element::<&RawValue>()?
-        {
-            self.is_empty = false;
-            match read_result(raw) {
-                Some(result) => self.passages.extend(passage(&result)),
-                None => self.has_unreadable = true,
-            }
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut list: A) -> Result<(), A::Error> {
+        while let Some(element) = list.next_element()? {
+            (self.0)(element);
         }
-        while list.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(self)
+        Ok(())
     }
 }
 
@@ -246,42 +254,6 @@ fn passage(result: &SearxngResult) -> Option<Passage> {
         source: member(result.url),
         text,
     })
-}
-
-impl<'de> Deserialize<'de> for UnresponsiveEngines {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_seq(Self::default())
-    }
-}
-
-impl<'de> Visitor<'de> for UnresponsiveEngines {
-    type Value = Self;
-
-    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("a list of engines")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(mut self, mut list: A) -> Result<Self, A::Error> {
-        while let Some(engine) = list.next_element::<&RawValue>()? {
-            let reason = reason(engine);
-            match self.0.iter_mut().find(|(known, _)| *known == reason) {
-                Some((_, count)) => *count += 1,
-                None => self.0.push((reason, 1)),
-            }
-        }
-        Ok(self)
-    }
-}
-
-impl fmt::Display for UnresponsiveEngines {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let counts: Vec<String> = self
-            .0
-            .iter()
-            .map(|(reason, count)| format!("{count} {reason}"))
-            .collect();
-        f.write_str(&counts.join(", "))
-    }
 }
 
 /// The word for the reason of an engine: `["name", "timeout"]`, or `["name", "Suspended: timeout"]`.

@@ -18,16 +18,16 @@ use signal_hook::{flag, low_level::pipe};
 
 pub use notify::Notify;
 
-use crate::listener::Pulse;
+use crate::listener::ListenerState;
 use crate::store::Store;
 
 /// The pause between two updates of the status text.
 const STATUS_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The parts that the supervisor watches, and its callbacks.
-pub struct Watched {
+/// The parts that the supervisor monitors, and its callbacks.
+pub struct Monitored {
     pub notify: Option<Notify>,
-    pub pulse: Arc<Pulse>,
+    pub listener: Arc<ListenerState>,
     pub store: Arc<Store>,
     /// The longest time that a worker may need for a request.
     pub longest_work: Duration,
@@ -53,27 +53,13 @@ struct Signals {
 }
 
 impl Supervisor {
-    pub fn start(watched: Watched) -> io::Result<Self> {
+    pub fn start(monitored: Monitored) -> io::Result<Self> {
         let (wake, waker) = UnixStream::pair()?;
         let requested = Arc::new(Signals::default());
-        let now = Instant::now();
-        let state = SupervisorThread {
-            feed_time: watched
-                .notify
-                .as_ref()
-                .and_then(|notify| notify.watchdog)
-                .map(|time| time / 2),
-            watched,
-            wake,
-            requested: Arc::clone(&requested),
-            next_status: now + STATUS_INTERVAL,
-            next_feed: now,
-            status: String::new(),
-            trouble: None,
-        };
+        let signals = Arc::clone(&requested);
         let thread = thread::Builder::new()
             .name("supervisor".into())
-            .spawn(|| state.run())?;
+            .spawn(move || monitored.run(&signals, wake))?;
         Ok(Self {
             requested,
             waker,
@@ -117,106 +103,77 @@ impl Drop for Supervisor {
     }
 }
 
-/// The thread's own state.
-struct SupervisorThread {
-    watched: Watched,
-    requested: Arc<Signals>,
-    /// Receives a byte with every request.
-    wake: UnixStream,
-    /// Half of the watchdog interval.
-    feed_time: Option<Duration>,
-    next_feed: Instant,
-    next_status: Instant,
-    /// The status that was sent last.
-    status: String,
-    /// The reason why the watchdog is not fed.
-    trouble: Option<&'static str>,
-}
-
-impl SupervisorThread {
-    fn run(mut self) {
+impl Monitored {
+    /// Serves the requests to the thread, each of which comes with a byte in `wake`, and feeds the
+    /// watchdog twice per interval.
+    fn run(mut self, requested: &Signals, mut wake: UnixStream) {
+        let watchdog = self.notify.as_ref().and_then(|notify| notify.watchdog);
+        let feed_time = watchdog.map(|interval| interval / 2);
+        let mut next_feed = Instant::now();
+        let mut next_status = next_feed + STATUS_INTERVAL;
+        let (mut last_status, mut last_trouble) = (String::new(), None);
         loop {
-            if self.requested.ready.swap(false, Ordering::AcqRel) {
+            if requested.ready.swap(false, Ordering::AcqRel) {
                 self.send("READY=1");
             }
-            if self.requested.reload.swap(false, Ordering::AcqRel) {
-                self.watched
-                    .notify
-                    .as_ref()
-                    .inspect(|notify| notify.reloading());
-                (self.watched.reload)();
+            if requested.reload.swap(false, Ordering::AcqRel) {
+                self.notify.as_ref().inspect(|notify| notify.reloading());
+                (self.reload)();
                 self.send("READY=1");
             }
-            if self.requested.stop.swap(false, Ordering::AcqRel) {
+            if requested.stop.swap(false, Ordering::AcqRel) {
                 self.send("STOPPING=1");
             }
             // Last, so that a short stop is reported too.
-            if self.requested.end.load(Ordering::Acquire) {
+            if requested.end.load(Ordering::Acquire) {
                 return;
             }
             let now = Instant::now();
-            if self.feed_time.is_some() && now >= self.next_feed {
-                self.feed(now);
+            if let Some(feed_time) = feed_time
+                && now >= next_feed
+            {
+                next_feed = now + feed_time;
+                self.feed(&mut last_trouble);
             }
-            if now >= self.next_status {
-                self.next_status = now + STATUS_INTERVAL;
-                let status = (self.watched.status)();
-                if status != self.status {
+            if now >= next_status {
+                next_status = now + STATUS_INTERVAL;
+                let status = (self.status)();
+                if status != last_status {
                     self.send(&format!("STATUS={status}"));
-                    self.status = status;
+                    last_status = status;
                 }
             }
-            self.wait();
+            let feed = feed_time.map(|_| next_feed);
+            let status = self.notify.as_ref().map(|_| next_status);
+            wait(&mut wake, [feed, status].into_iter().flatten().min());
         }
-    }
-
-    /// Waits for a request, or until the status or the watchdog is due.
-    fn wait(&mut self) {
-        let status = self.watched.notify.as_ref().map(|_| self.next_status);
-        let feed = self.feed_time.map(|_| self.next_feed);
-        let due = [status, feed].into_iter().flatten().min();
-        // Zero would mean no timeout.
-        let time = due.map(|due| {
-            due.saturating_duration_since(Instant::now())
-                .max(Duration::from_millis(1))
-        });
-        if let Err(error) = self.wake.set_read_timeout(time) {
-            log::error!("supervisor: waiting failed: {error}");
-        }
-        let _ = self.wake.read(&mut [0; 64]);
     }
 
     /// Feeds the watchdog if the service is alive, and asks the event loop for its next answer.
-    fn feed(&mut self, now: Instant) {
-        self.next_feed = now + self.feed_time.unwrap_or_default();
+    fn feed(&self, last_trouble: &mut Option<&'static str>) {
         let trouble = self.trouble();
         if trouble.is_none() {
             self.send("WATCHDOG=1");
         }
-        if trouble != self.trouble {
+        if trouble != *last_trouble {
             match trouble {
                 Some(trouble) => log::error!("the watchdog is not fed: {trouble}"),
                 None => log::info!("the watchdog is fed again"),
             }
-            self.trouble = trouble;
+            *last_trouble = trouble;
         }
-        if let Err(error) = self.watched.pulse.ask() {
+        if let Err(error) = self.listener.ask_loop() {
             log::error!("could not wake the listener: {error}");
         }
     }
 
+    /// Returns the reason why the watchdog is not fed.
     fn trouble(&self) -> Option<&'static str> {
-        let Watched {
-            pulse,
-            store,
-            longest_work,
-            ..
-        } = &self.watched;
-        if !pulse.loop_answered() {
+        if !self.listener.has_loop_answered() {
             Some("the event loop does not answer")
-        } else if pulse.workers_stuck(*longest_work) {
+        } else if self.listener.are_workers_stuck(self.longest_work) {
             Some("every worker has been busy with one request for longer than a request may take")
-        } else if store.database.is_stuck() {
+        } else if self.store.database.is_stuck() {
             Some("a write to the ledger hangs")
         } else {
             None
@@ -224,8 +181,22 @@ impl SupervisorThread {
     }
 
     fn send(&self, lines: &str) {
-        if let Some(notify) = &self.watched.notify {
+        if let Some(notify) = &self.notify {
             notify.send(lines);
         }
     }
+}
+
+/// Waits for a request to the thread, or for this time.
+fn wait(wake: &mut UnixStream, until: Option<Instant>) {
+    // Zero would mean no timeout.
+    let time = until.map(|until| {
+        until
+            .saturating_duration_since(Instant::now())
+            .max(Duration::from_millis(1))
+    });
+    if let Err(error) = wake.set_read_timeout(time) {
+        log::error!("supervisor: waiting failed: {error}");
+    }
+    let _ = wake.read(&mut [0; 64]);
 }

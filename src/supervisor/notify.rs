@@ -25,10 +25,10 @@ impl Notify {
             return Ok(None);
         };
         let number = |name| env::var(name).ok()?.parse::<u64>().ok();
-        // A process that the service starts inherits the variables, but they are not for it.
-        let is_meant = number("WATCHDOG_PID").is_none_or(|pid| pid == u64::from(process::id()));
+        // A child process inherits the variables of the service.
+        let has_own_pid = number("WATCHDOG_PID").is_none_or(|pid| pid == u64::from(process::id()));
         let watchdog = number("WATCHDOG_USEC")
-            .filter(|&time| is_meant && time > 0)
+            .filter(|&time| has_own_pid && time > 0)
             .map(Duration::from_micros);
         Self::new(&name, watchdog).map(Some)
     }

@@ -74,7 +74,7 @@ def fill(database, rows, more_keys=0, audit_rows=0):
             "INSERT INTO audit (id, created, action, via, actor, details, times, key_id, key_name)"
             " VALUES (?, ?, ?, 'console', ?, ?, ?, ?, ?)",
             (f"audit_{int(moment * 1000):012x}{chance.getrandbits(80):020x}", int(moment), action,
-             chance.choice(["192.0.2.17", "2001:db8:12:34::/64"]), details, times, *about))
+             chance.choice(["192.0.2.17", "2001:db8:12::/56"]), details, times, *about))
     made = []
     for moment in moments(rows, now, chance):
         key, name = chance.choices(keys, SHARES)[0]

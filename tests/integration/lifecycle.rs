@@ -121,7 +121,7 @@ fn too_few_threads_are_an_error_with_advice() {
     let message = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{message}");
     assert!(
-        message.contains("can't start 1040 threads") && message.contains("TasksMax="),
+        message.contains("can't start all threads: ") && message.contains("TasksMax="),
         "{message}"
     );
     assert!(!message.contains("panicked"), "{message}");

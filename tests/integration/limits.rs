@@ -9,11 +9,11 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use adriaticum::error::Failure;
-use adriaticum::http::response::{Broken, Pieces};
+use adriaticum::http::response::{BodyStream, BodyStreamError};
 use adriaticum::http::{self, MAX_HEAD, Request, RequestHead, Response};
 use adriaticum::listener::{
-    Acceptor, Admission, Cause, Certificate, Lane, Level, Limits, Load, PendingRequest,
-    RequestIdentity, RunningCall, Service,
+    Acceptor, Admission, Certificate, Destination, Gauge, Lane, Limits, ListenerState, LoadEvent,
+    PendingRequest, RunningRequest, Service,
 };
 
 use crate::support::{
@@ -44,11 +44,11 @@ struct Echo {
 }
 
 impl Service for Echo {
-    fn admit(&self, _: http::ClientInfo, head: &RequestHead) -> Admission {
+    fn admit(&self, _: http::ClientInfo, head: &RequestHead) -> Result<Admission, Response> {
         match head.path() {
             "/heads" => {
                 let count = self.heads.load(Ordering::Acquire);
-                Admission::Answer(Response::json(200, count.to_string().into_bytes()))
+                Err(Response::json(200, count.to_string().into_bytes()))
             }
             "/head" => {
                 self.heads.fetch_add(1, Ordering::AcqRel);
@@ -58,26 +58,26 @@ impl Service for Echo {
                         !self.hold_head.load(Ordering::Acquire)
                     });
                 }
-                Admission::Answer(Response::json(404, b"from the head".to_vec()))
+                Err(Response::json(404, b"from the head".to_vec()))
             }
-            _ => admit_with_one_key(),
+            _ => Ok(admit_with_one_key()),
         }
     }
 
-    fn identify(&self, _: &PendingRequest) -> RequestIdentity {
-        one_key()
+    fn identify(&self, _: &PendingRequest) -> Result<Option<Lane>, Response> {
+        Ok(one_key())
     }
 
     fn lanes(&self, _: &[Arc<str>]) -> Option<Vec<Lane>> {
         None
     }
 
-    fn answer(&self, call: &PendingRequest, running: &RunningCall) -> Response {
+    fn answer(&self, pending: &PendingRequest, running: &RunningRequest) -> Response {
         running.set_limit(None);
-        self.response(&call.request)
+        self.response(&pending.request)
     }
 
-    fn refuse(&self, _: Option<IpAddr>, _: Option<&PendingRequest>, failure: Failure) -> Response {
+    fn refuse(&self, _: Option<IpAddr>, _: Option<Destination>, failure: Failure) -> Response {
         let mut body = failure.message.as_bytes().to_vec();
         body.resize(
             body.len().max(self.refusal_bytes.load(Ordering::Acquire)),
@@ -131,13 +131,13 @@ struct Numbers {
     end: usize,
 }
 
-impl Pieces for Numbers {
-    fn next(&mut self) -> Result<Option<Vec<u8>>, Broken> {
+impl BodyStream for Numbers {
+    fn next(&mut self) -> Result<Option<Vec<u8>>, BodyStreamError> {
         if self.next == self.end {
             return Ok(None);
         }
         if self.end == usize::MAX && self.next == 3 {
-            return Err(Broken);
+            return Err(BodyStreamError);
         }
         self.next += 1;
         Ok(Some(format!("{:8192}", self.next).into_bytes()))
@@ -147,7 +147,7 @@ impl Pieces for Numbers {
 /// A listener that serves until the value goes.
 struct Running {
     echo: Arc<Echo>,
-    load: Arc<Load>,
+    state: Arc<ListenerState>,
     address: SocketAddr,
     stopper: UnixStream,
     thread: Option<JoinHandle<()>>,
@@ -161,12 +161,18 @@ fn serve_with(limits: Limits, acceptor: Option<Acceptor>) -> Running {
     let (mut listener, address) = local_listener(limits);
     listener.acceptor = acceptor.map(Arc::new);
     let stopper = listener.stopper().expect("a stopper");
-    let (echo, load) = (Arc::new(Echo::default()), Arc::clone(&listener.load));
+    let (echo, state) = (Arc::new(Echo::default()), Arc::clone(&listener.state));
     let service = Arc::clone(&echo);
-    let thread = thread::spawn(move || listener.run(service).expect("it should serve"));
+    let thread = thread::spawn(move || {
+        listener
+            .start(service)
+            .expect("threads")
+            .run()
+            .expect("it should serve")
+    });
     Running {
         echo,
-        load,
+        state,
         address,
         stopper,
         thread: Some(thread),
@@ -190,14 +196,14 @@ impl Running {
 
     /// Connects, and waits until the listener has accepted the connection.
     fn hold_from(&self, host: u8) -> Client {
-        let before = self.load.snapshot().accepted;
+        let before = self.state.snapshot().accepted;
         let client = self.connect_from(host);
-        until("it is accepted", || self.load.snapshot().accepted > before);
+        until("it is accepted", || self.state.snapshot().accepted > before);
         client
     }
 
-    fn counted(&self, cause: Cause) -> u64 {
-        self.load.snapshot().of(cause)
+    fn counted(&self, event: LoadEvent) -> u64 {
+        self.state.snapshot().count_of(event)
     }
 
     #[track_caller]
@@ -364,7 +370,7 @@ fn a_long_answer_comes_in_pieces_and_slow_clients_hold_no_thread() {
         );
     }
     assert!(
-        running.load.snapshot().buffered_bytes.now < 20 * 256 * 1024,
+        running.state.snapshot().buffered_bytes.now < 20 * 256 * 1024,
         "a piece each, not all of it"
     );
     let reply = slow[0].reply();
@@ -407,7 +413,7 @@ fn all_buffers_together_have_a_bound() {
     let mut second = running.connect();
     second.send(post(250_000, 249_999));
     until("both are buffered", || {
-        running.load.snapshot().buffered_bytes.now >= 449_998
+        running.state.snapshot().buffered_bytes.now >= 449_998
     });
     let mut third = running.connect();
     third.send(post(250_000, 249_999));
@@ -416,22 +422,22 @@ fn all_buffers_together_have_a_bound() {
     assert_eq!((shed.status, first.ends()), (503, true));
     assert_eq!(
         (
-            running.counted(Cause::UnfinishedEvicted),
-            running.counted(Cause::BuffersFull)
+            running.counted(LoadEvent::UnfinishedEvicted),
+            running.counted(LoadEvent::BuffersFull)
         ),
         (1, 0)
     );
     // The loop reports its buffers at the end of its round, after the answer.
     until("the rest is counted", || {
-        (499_998..600_000).contains(&running.load.snapshot().buffered_bytes.now)
+        (499_998..600_000).contains(&running.state.snapshot().buffered_bytes.now)
     });
     // When the body is complete, the whole cost of the request is counted. To evict the other one would not be enough.
     second.send("x");
     assert_eq!(second.reply().status, 503);
     assert_eq!(
         (
-            running.counted(Cause::UnfinishedEvicted),
-            running.counted(Cause::BuffersFull)
+            running.counted(LoadEvent::UnfinishedEvicted),
+            running.counted(LoadEvent::BuffersFull)
         ),
         (1, 1)
     );
@@ -441,13 +447,13 @@ fn all_buffers_together_have_a_bound() {
     assert_eq!((fourth.reply().status, third.reply().status), (200, 503));
     assert_eq!(
         (
-            running.counted(Cause::UnfinishedEvicted),
-            running.counted(Cause::BuffersFull)
+            running.counted(LoadEvent::UnfinishedEvicted),
+            running.counted(LoadEvent::BuffersFull)
         ),
         (2, 1)
     );
     until("nothing is buffered", || {
-        running.load.snapshot().buffered_bytes.now < 100_000
+        running.state.snapshot().buffered_bytes.now < 100_000
     });
 }
 
@@ -482,15 +488,15 @@ fn an_idle_session_gives_way_to_a_request() {
     assert_eq!(client.reply().status, 200);
     assert_eq!(
         (
-            running.counted(Cause::BuffersFull),
-            running.counted(Cause::Rejected)
+            running.counted(LoadEvent::BuffersFull),
+            running.counted(LoadEvent::Rejected)
         ),
         (0, 0)
     );
     assert!(
-        (1..50).contains(&running.counted(Cause::IdleEvicted)),
+        (1..50).contains(&running.counted(LoadEvent::IdleEvicted)),
         "{:?}",
-        running.load.snapshot()
+        running.state.snapshot()
     );
     assert!(idle[0].ends(), "the longest idle is the first to go");
     idle[49].send(get("/"));
@@ -520,7 +526,7 @@ fn established_sessions_come_before_handshakes() {
     let (running, connect) = serve_tls(Limits::default());
     let strangers: Vec<TcpStream> = (0..50).map(|_| running.connect().stream).collect();
     let [mut established, _idle, mut broken] = hold_the_loop(&running, connect, "");
-    assert_eq!(running.load.snapshot().accepted, 53);
+    assert_eq!(running.state.snapshot().accepted, 53);
     for stranger in &strangers {
         (&*stranger)
             .write_all(&tls::client_hello())
@@ -628,7 +634,7 @@ fn a_session_is_evicted_during_a_stop() {
     assert_eq!(broken.reply().status, 400);
     assert_eq!(growing.reply().status, 503);
     assert!(idle.ends());
-    assert_eq!(running.counted(Cause::UnfinishedEvicted), 1);
+    assert_eq!(running.counted(LoadEvent::UnfinishedEvicted), 1);
 }
 
 /// Two connections expire at the same time. The refusal of the first may evict the second.
@@ -688,15 +694,15 @@ fn the_longest_idle_connection_makes_room() {
         idle[client].send(get("/"));
         assert_eq!(idle[client].reply().status, 200);
     }
-    let snapshot = running.load.snapshot();
+    let snapshot = running.state.snapshot();
     assert_eq!(
         (snapshot.connections, snapshot.accepted),
-        (Level { now: 4, most: 4 }, 6)
+        (Gauge { now: 4, limit: 4 }, 6)
     );
     assert_eq!(
         (
-            snapshot.of(Cause::IdleEvicted),
-            snapshot.of(Cause::UnfinishedEvicted)
+            snapshot.count_of(LoadEvent::IdleEvicted),
+            snapshot.count_of(LoadEvent::UnfinishedEvicted)
         ),
         (2, 0)
     );
@@ -718,7 +724,7 @@ fn the_largest_holder_gives_way_although_it_is_idle() {
         .map(|number| running.hold_from(3 + number % 2))
         .collect();
     assert_eq!(
-        running.counted(Cause::IdleEvicted),
+        running.counted(LoadEvent::IdleEvicted),
         30 - 6,
         "they evict one another"
     );
@@ -727,8 +733,8 @@ fn the_largest_holder_gives_way_although_it_is_idle() {
     assert_eq!((upload.reply().status, kept.reply().status), (200, 200));
     assert_eq!(
         (
-            running.counted(Cause::UnfinishedEvicted),
-            running.counted(Cause::Rejected)
+            running.counted(LoadEvent::UnfinishedEvicted),
+            running.counted(LoadEvent::Rejected)
         ),
         (0, 0)
     );
@@ -761,8 +767,8 @@ fn an_address_loses_its_longest_idle_connection_first_and_then_its_oldest_reques
     assert_eq!(requests[0].reply().status, 503);
     assert_eq!(
         (
-            running.counted(Cause::IdleEvicted),
-            running.counted(Cause::UnfinishedEvicted)
+            running.counted(LoadEvent::IdleEvicted),
+            running.counted(LoadEvent::UnfinishedEvicted)
         ),
         (2, 1)
     );
@@ -800,8 +806,8 @@ fn running_requests_count_as_held_and_are_not_evicted() {
     }
     assert_eq!(
         (
-            running.counted(Cause::IdleEvicted),
-            running.counted(Cause::Rejected)
+            running.counted(LoadEvent::IdleEvicted),
+            running.counted(LoadEvent::Rejected)
         ),
         (2, 0)
     );
@@ -833,7 +839,7 @@ fn unfinished_requests_of_the_busiest_address_make_room() {
         })
         .collect();
     assert_eq!(
-        running.counted(Cause::UnfinishedEvicted),
+        running.counted(LoadEvent::UnfinishedEvicted),
         36,
         "they have half of the connections"
     );
@@ -878,9 +884,9 @@ fn unfinished_bodies_of_the_busiest_address_make_room() {
         honest.send(post(200_000, 200_000));
         assert_eq!(honest.reply().status, 200);
     }
-    assert_eq!(running.counted(Cause::BuffersFull), 0);
+    assert_eq!(running.counted(LoadEvent::BuffersFull), 0);
     assert_eq!(flood[0].reply().status, 503);
-    assert!(running.counted(Cause::UnfinishedEvicted) >= 12);
+    assert!(running.counted(LoadEvent::UnfinishedEvicted) >= 12);
 }
 
 #[test]
@@ -905,7 +911,7 @@ fn without_a_victim_a_new_connection_is_turned_away_with_a_response() {
             (503, Some("close"))
         );
         assert!(new.ends());
-        assert_eq!(running.counted(Cause::Rejected), u64::from(number));
+        assert_eq!(running.counted(LoadEvent::Rejected), u64::from(number));
     }
     running.echo.gate.store(true, Ordering::Release);
     for client in &mut busy {
@@ -1018,7 +1024,7 @@ fn a_request_answered_from_its_head_costs_no_body() {
             "no 100 Continue"
         );
         assert!(client.ends());
-        assert!(running.load.snapshot().buffered_bytes.now < 10_000);
+        assert!(running.state.snapshot().buffered_bytes.now < 10_000);
     }
 }
 
@@ -1027,7 +1033,9 @@ fn pipelined_requests_that_are_refused_take_turns() {
     let running = serve(Limits::default());
     let (mut flood, mut other, mut broken) =
         (running.connect(), running.connect(), running.connect());
-    until("all are accepted", || running.load.snapshot().accepted == 3);
+    until("all are accepted", || {
+        running.state.snapshot().accepted == 3
+    });
     running.echo.hold_loop.store(true, Ordering::Release);
     broken.send("nonsense\n\n");
     until("the loop is held", || {
@@ -1086,9 +1094,9 @@ fn a_connection_holds_at_most_a_head_of_what_it_has_not_read() {
     });
     // What a request without a body holds, and a head.
     until("it is counted", || {
-        running.load.snapshot().buffered_bytes.now > 0
+        running.state.snapshot().buffered_bytes.now > 0
     });
-    let held = running.load.snapshot().buffered_bytes.now;
+    let held = running.state.snapshot().buffered_bytes.now;
     assert!((MAX_HEAD..MAX_HEAD + 40_000).contains(&held), "{held}");
     running.echo.gate.store(true, Ordering::Release);
     for _ in 0..=3_000 {
@@ -1107,11 +1115,11 @@ fn a_response_that_is_not_read_gives_way() {
     let running = serve(limits);
     let unread = |host: u8| {
         let mut client = running.connect_from(host);
-        let before = running.load.snapshot().buffered_bytes.now;
+        let before = running.state.snapshot().buffered_bytes.now;
         client.send(get("/large"));
         // The system's buffers take some of it.
         until("it is not sent", || {
-            running.load.snapshot().buffered_bytes.now > before + 4 * 1024 * 1024
+            running.state.snapshot().buffered_bytes.now > before + 4 * 1024 * 1024
         });
         client
     };
@@ -1120,14 +1128,14 @@ fn a_response_that_is_not_read_gives_way() {
     honest.send(post(200_000, 200_000));
     assert_eq!(honest.reply().status, 200);
     assert_eq!(
-        running.counted(Cause::UnfinishedEvicted),
+        running.counted(LoadEvent::UnfinishedEvicted),
         0,
         "there was room"
     );
     let mut new = running.connect_from(5);
     new.send(get("/"));
     assert_eq!(new.reply().status, 200);
-    assert_eq!(running.counted(Cause::UnfinishedEvicted), 1);
+    assert_eq!(running.counted(LoadEvent::UnfinishedEvicted), 1);
     assert!(
         slow[0].reply().body.len() < 8 * 1024 * 1024,
         "the oldest of the address that holds most"
@@ -1147,14 +1155,14 @@ fn a_response_that_is_not_read_gives_way() {
     slow.iter_mut()
         .for_each(|client| client.send(get("/large")));
     until("one is evicted", || {
-        running.counted(Cause::UnfinishedEvicted) >= 1
+        running.counted(LoadEvent::UnfinishedEvicted) >= 1
     });
     for _ in 0..10 {
         let mut honest = running.connect_elsewhere();
         honest.send(post(250_000, 250_000));
         assert_eq!(honest.reply().status, 200);
     }
-    assert_eq!(running.counted(Cause::BuffersFull), 0);
+    assert_eq!(running.counted(LoadEvent::BuffersFull), 0);
 }
 
 #[test]
@@ -1204,17 +1212,17 @@ fn a_full_queue_sheds_at_once_and_every_place_is_used() {
     // Which of them came first is the system's choice; that three are taken is not.
     until("a fourth is shed", || running.get("/hold") == 503);
     until("a worker has taken one", || {
-        running.load.snapshot().workers.now == 1
+        running.state.snapshot().workers.now == 1
     });
-    let snapshot = running.load.snapshot();
+    let snapshot = running.state.snapshot();
     assert_eq!(
         (snapshot.workers, snapshot.queue),
-        (Level { now: 1, most: 1 }, Level { now: 2, most: 2 })
+        (Gauge { now: 1, limit: 1 }, Gauge { now: 2, limit: 2 })
     );
     assert_eq!(
         (
-            snapshot.of(Cause::QueueFull),
-            snapshot.of(Cause::BuffersFull)
+            snapshot.count_of(LoadEvent::QueueFull),
+            snapshot.count_of(LoadEvent::BuffersFull)
         ),
         (1, 0)
     );
@@ -1233,7 +1241,7 @@ fn a_full_queue_sheds_at_once_and_every_place_is_used() {
     for client in &mut held {
         assert_eq!(client.reply().status, 200);
     }
-    let snapshot = running.load.snapshot();
+    let snapshot = running.state.snapshot();
     assert_eq!(
         (snapshot.workers.now, snapshot.queue.now),
         (0, 0),

@@ -6,6 +6,8 @@
 #[cfg(feature = "test-postgres")]
 #[path = "../postgres.rs"]
 mod postgres_server;
+#[path = "../../packaging/settings.rs"]
+mod settings;
 mod support;
 
 mod abandonment;

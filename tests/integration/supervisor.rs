@@ -16,10 +16,10 @@ use adriaticum::database::{Access, DatabaseLocation};
 use adriaticum::error::Failure;
 use adriaticum::http::{self, RequestHead, Response};
 use adriaticum::listener::{
-    Admission, Lane, Limits, PendingRequest, RequestIdentity, RunningCall, Service,
+    Admission, Destination, Lane, Limits, PendingRequest, RunningRequest, Service,
 };
 use adriaticum::store::Store;
-use adriaticum::supervisor::{Notify, Supervisor, Watched};
+use adriaticum::supervisor::{Monitored, Notify, Supervisor};
 use rustix::process::Signal;
 
 use crate::support::{
@@ -239,26 +239,26 @@ struct Stuck {
 }
 
 impl Service for Stuck {
-    fn admit(&self, _: http::ClientInfo, _: &RequestHead) -> Admission {
-        admit_with_one_key()
+    fn admit(&self, _: http::ClientInfo, _: &RequestHead) -> Result<Admission, Response> {
+        Ok(admit_with_one_key())
     }
 
-    fn identify(&self, _: &PendingRequest) -> RequestIdentity {
-        one_key()
+    fn identify(&self, _: &PendingRequest) -> Result<Option<Lane>, Response> {
+        Ok(one_key())
     }
 
     fn lanes(&self, _: &[Arc<str>]) -> Option<Vec<Lane>> {
         None
     }
 
-    fn answer(&self, _: &PendingRequest, _: &RunningCall) -> Response {
+    fn answer(&self, _: &PendingRequest, _: &RunningRequest) -> Response {
         until("the worker may go on", || {
             !self.worker.load(Ordering::Acquire)
         });
         Response::json(200, Vec::new())
     }
 
-    fn refuse(&self, _: Option<IpAddr>, _: Option<&PendingRequest>, _: Failure) -> Response {
+    fn refuse(&self, _: Option<IpAddr>, _: Option<Destination>, _: Failure) -> Response {
         until("the loop may go on", || !self.turn.load(Ordering::Acquire));
         Response::json(400, Vec::new())
     }
@@ -274,9 +274,9 @@ fn the_watchdog_is_not_fed_for_a_loop_or_workers_that_are_stuck() {
     });
     let mut stopper = listener.stopper().expect("a stopper");
     let time = Duration::from_millis(40);
-    let supervisor = Supervisor::start(Watched {
+    let supervisor = Supervisor::start(Monitored {
         notify: Some(Notify::new(folder.path("notify").as_os_str(), Some(time)).expect("a socket")),
-        pulse: Arc::clone(&listener.pulse),
+        listener: Arc::clone(&listener.state),
         store: Arc::new(
             Store::open(
                 &DatabaseLocation::Sqlite(folder.path("a.db")),
@@ -291,7 +291,13 @@ fn the_watchdog_is_not_fed_for_a_loop_or_workers_that_are_stuck() {
     .expect("a supervisor");
     let stuck = Arc::new(Stuck::default());
     let service = Arc::clone(&stuck);
-    let serving = thread::spawn(move || listener.run(service).expect("it should serve"));
+    let serving = thread::spawn(move || {
+        listener
+            .start(service)
+            .expect("threads")
+            .run()
+            .expect("it should serve")
+    });
     let is_silent = || {
         // One may be on its way; after that, none comes for ten times as long as they come.
         thread::sleep(time);

@@ -12,8 +12,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use adriaticum::listener::{
-    Address, Admission, Destination, Lane, Limits, Listener, ListeningSocket, RequestIdentity,
-    Ticket,
+    Address, Admission, Destination, Lane, Limits, Listener, ListeningSocket,
 };
 use adriaticum::secret::SecretDigest;
 use rustix::net::{AddressFamily, SocketType};
@@ -53,19 +52,12 @@ pub fn local_listener(limits: Limits) -> (Listener, SocketAddr) {
 
 /// Admits a request as one of the key that all clients of a test service have.
 pub fn admit_with_one_key() -> Admission {
-    let digest = SecretDigest::of("key");
-    Admission::Read(
-        Destination::Api(digest),
-        Ticket {
-            credential: Some(digest),
-            ..Ticket::default()
-        },
-    )
+    Admission::new(Destination::Api(SecretDigest::of("key")))
 }
 
-/// The identity that belongs to [`admit_with_one_key`].
-pub fn one_key() -> RequestIdentity {
-    RequestIdentity::Known(Lane {
+/// The lane that belongs to [`admit_with_one_key`].
+pub fn one_key() -> Option<Lane> {
+    Some(Lane {
         name: "key".into(),
         limit: None,
     })

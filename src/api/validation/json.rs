@@ -33,87 +33,87 @@ impl fmt::Display for Json<'_> {
     }
 }
 
-/// A place in the document. A function of a [`Json`] is one that takes neither array nor object.
-pub trait Slot<'de>: Sized {
+/// Parses the value of a member. A function of a [`Json`] accepts neither array nor object.
+pub trait MemberParser<'de>: Sized {
     type Value;
 
-    /// Takes a value. The error says what the place accepts instead.
-    fn take(self, sent: Json<'de>) -> Result<Self::Value, String>;
+    /// Parses any value. The error says what is accepted instead.
+    fn parse(self, sent: Json<'de>) -> Result<Self::Value, String>;
 
     fn array<A: SeqAccess<'de>>(self, _: A) -> Result<Self::Value, A::Error> {
-        self.take(Json::Array).map_err(A::Error::custom)
+        self.parse(Json::Array).map_err(A::Error::custom)
     }
 
     fn object<A: MapAccess<'de>>(self, _: A) -> Result<Self::Value, A::Error> {
-        self.take(Json::Object).map_err(A::Error::custom)
+        self.parse(Json::Object).map_err(A::Error::custom)
     }
 }
 
-impl<'de, T, F: FnOnce(Json<'de>) -> Result<T, String>> Slot<'de> for F {
+impl<'de, T, F: FnOnce(Json<'de>) -> Result<T, String>> MemberParser<'de> for F {
     type Value = T;
 
-    fn take(self, sent: Json<'de>) -> Result<T, String> {
+    fn parse(self, sent: Json<'de>) -> Result<T, String> {
         self(sent)
     }
 }
 
-/// Makes `serde` fill a slot.
-pub struct Fill<S>(pub S);
+/// Makes `serde` run a parser.
+pub struct Seed<P>(pub P);
 
-impl<'de, S: Slot<'de>> DeserializeSeed<'de> for Fill<S> {
-    type Value = S::Value;
+impl<'de, P: MemberParser<'de>> DeserializeSeed<'de> for Seed<P> {
+    type Value = P::Value;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<S::Value, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<P::Value, D::Error> {
         deserializer.deserialize_any(self)
     }
 }
 
-impl<'de, S: Slot<'de>> Visitor<'de> for Fill<S> {
-    type Value = S::Value;
+impl<'de, P: MemberParser<'de>> Visitor<'de> for Seed<P> {
+    type Value = P::Value;
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.write_str("a JSON value")
     }
 
-    fn visit_unit<E: Error>(self) -> Result<S::Value, E> {
-        self.0.take(Json::Null).map_err(E::custom)
+    fn visit_unit<E: Error>(self) -> Result<P::Value, E> {
+        self.0.parse(Json::Null).map_err(E::custom)
     }
 
-    fn visit_bool<E: Error>(self, value: bool) -> Result<S::Value, E> {
-        self.0.take(Json::Boolean(value)).map_err(E::custom)
+    fn visit_bool<E: Error>(self, value: bool) -> Result<P::Value, E> {
+        self.0.parse(Json::Boolean(value)).map_err(E::custom)
     }
 
-    fn visit_i64<E: Error>(self, number: i64) -> Result<S::Value, E> {
-        self.0.take(Json::Number(number.into())).map_err(E::custom)
+    fn visit_i64<E: Error>(self, number: i64) -> Result<P::Value, E> {
+        self.0.parse(Json::Number(number.into())).map_err(E::custom)
     }
 
-    fn visit_u64<E: Error>(self, number: u64) -> Result<S::Value, E> {
-        self.0.take(Json::Number(number.into())).map_err(E::custom)
+    fn visit_u64<E: Error>(self, number: u64) -> Result<P::Value, E> {
+        self.0.parse(Json::Number(number.into())).map_err(E::custom)
     }
 
-    fn visit_f64<E: Error>(self, number: f64) -> Result<S::Value, E> {
+    fn visit_f64<E: Error>(self, number: f64) -> Result<P::Value, E> {
         let number =
             Number::from_f64(number).ok_or_else(|| E::custom("A number must be finite."))?;
-        self.0.take(Json::Number(number)).map_err(E::custom)
+        self.0.parse(Json::Number(number)).map_err(E::custom)
     }
 
-    fn visit_str<E: Error>(self, text: &str) -> Result<S::Value, E> {
+    fn visit_str<E: Error>(self, text: &str) -> Result<P::Value, E> {
         self.0
-            .take(Json::Text(Cow::Owned(text.to_owned())))
+            .parse(Json::Text(Cow::Owned(text.to_owned())))
             .map_err(E::custom)
     }
 
-    fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<S::Value, E> {
+    fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<P::Value, E> {
         self.0
-            .take(Json::Text(Cow::Borrowed(text)))
+            .parse(Json::Text(Cow::Borrowed(text)))
             .map_err(E::custom)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<S::Value, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<P::Value, A::Error> {
         self.0.array(items)
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, members: A) -> Result<S::Value, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, members: A) -> Result<P::Value, A::Error> {
         self.0.object(members)
     }
 }

@@ -7,7 +7,7 @@ use std::fmt::Display;
 
 use serde::de::{Error, IgnoredAny, MapAccess, SeqAccess};
 
-use super::json::{Fill, Json, Slot};
+use super::json::{Json, MemberParser, Seed};
 use crate::api::MODEL;
 use crate::error::FailureCause;
 use crate::runtime::{Chat, ChatMessage, Role};
@@ -23,8 +23,9 @@ const DEFAULT_TOKENS: u16 = 248;
 /// The characters of an unknown member's name that a message repeats.
 const MAX_NAME: usize = 64;
 
-/// The members that a refusal names in the log: those of the API, and those that `compatibility = "openai"` adds.
-const OF_REQUEST: [&str; 7] = [
+/// The members that a refusal names in the log: those of the API, and those that
+/// `compatibility = "openai"` adds.
+const REQUEST_MEMBERS: [&str; 7] = [
     "model",
     "messages",
     "temperature",
@@ -33,44 +34,38 @@ const OF_REQUEST: [&str; 7] = [
     "stream",
     "n",
 ];
-const OF_MESSAGE: [&str; 2] = ["role", "content"];
+const MESSAGE_MEMBERS: [&str; 2] = ["role", "content"];
 
-pub struct RequestObject<'r> {
+#[derive(Clone, Copy)]
+pub struct RequestParser<'r> {
     /// Accepts the members that `compatibility = "openai"` adds.
     pub lenient: bool,
     /// The member that is being read, which is the one that is refused if reading fails.
     pub reading: &'r Cell<FailureCause>,
 }
 
-impl<'de> Slot<'de> for RequestObject<'_> {
+impl<'de> MemberParser<'de> for RequestParser<'_> {
     type Value = Chat<'de>;
 
-    fn take(self, sent: Json) -> Result<Chat<'de>, String> {
+    fn parse(self, sent: Json) -> Result<Chat<'de>, String> {
         Err(format!("The body must be a JSON object, not {sent}."))
     }
 
-    fn object<A: MapAccess<'de>>(self, mut members: A) -> Result<Chat<'de>, A::Error> {
-        let Self { lenient, reading } = self;
-        let mut seen = BTreeSet::new();
+    fn object<A: MapAccess<'de>>(self, members: A) -> Result<Chat<'de>, A::Error> {
+        let lenient = self.lenient;
         let (mut model, mut messages) = (None, None);
         let (mut temperature, mut max_tokens) = (None, None);
-        while let Some(name) = members.next_key::<String>()? {
-            reading.set(member(&OF_REQUEST, &name));
-            match &*name {
-                _ if seen.contains(&name) => {
-                    return Err(A::Error::custom(duplicate(format_name(&name))));
-                }
-                "model" => model = Some(members.next_value_seed(Fill(check_model))?),
-                "messages" => {
-                    messages = Some(members.next_value_seed(Fill(Messages { lenient, reading }))?)
-                }
+        self.each_member(&REQUEST_MEMBERS, "", members, |name, place, members| {
+            match name {
+                "model" => model = Some(members.next_value_seed(Seed(check_model))?),
+                "messages" => messages = Some(members.next_value_seed(Seed(MessagesParser(self)))?),
                 "temperature" => {
                     temperature =
-                        members.next_value_seed(Fill(|sent| read_temperature(sent, lenient)))?;
+                        members.next_value_seed(Seed(|sent| read_temperature(sent, lenient)))?;
                 }
                 "max_tokens" | "max_completion_tokens" if lenient || name == "max_tokens" => {
                     let given =
-                        members.next_value_seed(Fill(|sent| read_limit(&name, sent, lenient)))?;
+                        members.next_value_seed(Seed(|sent| read_limit(name, sent, lenient)))?;
                     if given.is_some() && max_tokens.is_some() {
                         let message =
                             "max_tokens and max_completion_tokens mean the same: send one of them.";
@@ -78,26 +73,57 @@ impl<'de> Slot<'de> for RequestObject<'_> {
                     }
                     max_tokens = max_tokens.or(given);
                 }
-                "stream" if lenient => members.next_value_seed(Fill(check_stream))?,
-                "n" if lenient => members.next_value_seed(Fill(check_count))?,
-                unknown => members.next_value_seed(Fill(Unknown {
-                    place: format_name(unknown),
+                "stream" if lenient => members.next_value_seed(Seed(check_stream))?,
+                "n" if lenient => members.next_value_seed(Seed(check_count))?,
+                _ => members.next_value_seed(Seed(UnknownParser {
+                    place,
                     takes: "model, messages, temperature and max_tokens",
                     lenient,
                 }))?,
             }
-            seen.insert(name);
-        }
-        let missing = |name| {
-            reading.set(FailureCause::Member(name));
-            A::Error::custom(format!("{name} is missing: a request needs it."))
-        };
-        model.ok_or_else(|| missing("model"))?;
+            Ok(())
+        })?;
+        model.ok_or_else(|| self.missing::<A::Error>("", "model", "a request"))?;
         Ok(Chat {
-            messages: messages.ok_or_else(|| missing("messages"))?,
+            messages: messages
+                .ok_or_else(|| self.missing::<A::Error>("", "messages", "a request"))?,
             temperature: temperature.unwrap_or(DEFAULT_TEMPERATURE),
             max_tokens: max_tokens.unwrap_or(DEFAULT_TOKENS),
         })
+    }
+}
+
+impl RequestParser<'_> {
+    /// Reads the members of an object, of which none may be there twice. `read` gets the name of each
+    /// and its place for a message.
+    fn each_member<'de, A: MapAccess<'de>>(
+        self,
+        known: &[&'static str],
+        prefix: &str,
+        mut members: A,
+        mut read: impl FnMut(&str, String, &mut A) -> Result<(), A::Error>,
+    ) -> Result<(), A::Error> {
+        let mut seen = BTreeSet::new();
+        while let Some(name) = members.next_key::<String>()? {
+            // The log has the name of a known member only.
+            let known = known.iter().find(|known| **known == name);
+            self.reading.set(match known {
+                Some(name) => FailureCause::Member(name),
+                None => FailureCause::UnknownMember,
+            });
+            let place = format!("{prefix}{}", format_name(&name));
+            if seen.contains(&name) {
+                return Err(A::Error::custom(format!("Duplicate member: {place}.")));
+            }
+            read(&name, place, &mut members)?;
+            seen.insert(name);
+        }
+        Ok(())
+    }
+
+    fn missing<E: Error>(self, prefix: &str, name: &'static str, object: &str) -> E {
+        self.reading.set(FailureCause::Member(name));
+        E::custom(format!("{prefix}{name} is missing: {object} needs it."))
     }
 }
 
@@ -159,33 +185,27 @@ fn check_count(sent: Json) -> Result<(), String> {
     }
 }
 
-struct Messages<'r> {
-    lenient: bool,
-    reading: &'r Cell<FailureCause>,
-}
+struct MessagesParser<'r>(RequestParser<'r>);
 
-impl<'de> Slot<'de> for Messages<'_> {
+impl<'de> MemberParser<'de> for MessagesParser<'_> {
     type Value = Vec<ChatMessage<'de>>;
 
-    fn take(self, sent: Json) -> Result<Self::Value, String> {
+    fn parse(self, sent: Json) -> Result<Self::Value, String> {
         Err(wrong_messages(sent))
     }
 
     fn array<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
-        let Self { lenient, reading } = self;
-        let all = reading.get();
         let mut messages: Vec<ChatMessage> = Vec::new();
         let mut together = 0;
         while messages.len() < MAX_MESSAGES {
-            let slot = OneMessage {
+            let parser = MessageParser {
                 index: messages.len(),
-                lenient,
-                reading,
+                request: self.0,
             };
-            let Some((message, length)) = items.next_element_seed(Fill(slot))? else {
+            let Some((message, length)) = items.next_element_seed(Seed(parser))? else {
                 break;
             };
-            reading.set(all);
+            self.0.reading.set(FailureCause::Member("messages"));
             messages.push(message);
             together += length;
         }
@@ -209,59 +229,51 @@ fn wrong_messages(sent: impl Display) -> String {
     format!("messages must be an array of 1 to {MAX_MESSAGES} messages, not {sent}.")
 }
 
-struct OneMessage<'r> {
+struct MessageParser<'r> {
     index: usize,
-    lenient: bool,
-    reading: &'r Cell<FailureCause>,
+    request: RequestParser<'r>,
 }
 
-impl<'de> Slot<'de> for OneMessage<'_> {
+impl<'de> MemberParser<'de> for MessageParser<'_> {
     /// The message, and how many characters its content has.
     type Value = (ChatMessage<'de>, usize);
 
-    fn take(self, sent: Json) -> Result<Self::Value, String> {
+    fn parse(self, sent: Json) -> Result<Self::Value, String> {
         Err(format!(
             "messages[{}] must be an object with role and content, not {sent}.",
             self.index
         ))
     }
 
-    fn object<A: MapAccess<'de>>(self, mut members: A) -> Result<Self::Value, A::Error> {
-        let Self {
-            index,
-            lenient,
-            reading,
-        } = self;
-        let mut seen = BTreeSet::new();
+    fn object<A: MapAccess<'de>>(self, members: A) -> Result<Self::Value, A::Error> {
+        let Self { index, request } = self;
+        let prefix = format!("messages[{index}].");
         let (mut role, mut content) = (None, None);
-        while let Some(name) = members.next_key::<String>()? {
-            reading.set(member(&OF_MESSAGE, &name));
-            let place = format!("messages[{index}].{}", format_name(&name));
-            match &*name {
-                _ if seen.contains(&name) => return Err(A::Error::custom(duplicate(place))),
-                "role" => {
-                    role = Some(members.next_value_seed(Fill(|sent| read_role(&place, sent)))?)
+        request.each_member(
+            &MESSAGE_MEMBERS,
+            &prefix,
+            members,
+            |name, place, members| {
+                match name {
+                    "role" => {
+                        role = Some(members.next_value_seed(Seed(|sent| read_role(&place, sent)))?)
+                    }
+                    "content" => {
+                        content =
+                            Some(members.next_value_seed(Seed(|sent| read_content(&place, sent)))?);
+                    }
+                    _ => members.next_value_seed(Seed(UnknownParser {
+                        place,
+                        takes: "role and content",
+                        lenient: request.lenient,
+                    }))?,
                 }
-                "content" => {
-                    content =
-                        Some(members.next_value_seed(Fill(|sent| read_content(&place, sent)))?);
-                }
-                _ => members.next_value_seed(Fill(Unknown {
-                    place,
-                    takes: "role and content",
-                    lenient,
-                }))?,
-            }
-            seen.insert(name);
-        }
-        let missing = |name| {
-            reading.set(FailureCause::Member(name));
-            A::Error::custom(format!(
-                "messages[{index}].{name} is missing: a message needs it."
-            ))
-        };
-        let role = role.ok_or_else(|| missing("role"))?;
-        let (content, length) = content.ok_or_else(|| missing("content"))?;
+                Ok(())
+            },
+        )?;
+        let role = role.ok_or_else(|| request.missing::<A::Error>(&prefix, "role", "a message"))?;
+        let (content, length) =
+            content.ok_or_else(|| request.missing::<A::Error>(&prefix, "content", "a message"))?;
         Ok((ChatMessage { role, content }, length))
     }
 }
@@ -301,16 +313,16 @@ fn read_content<'de>(place: &str, sent: Json<'de>) -> Result<(Cow<'de, str>, usi
 
 /// A member that the specification does not have. Null asks for nothing, so it may be ignored. So may an object
 /// that contains only nulls: LiteLLM adds one to its answers, and clients send these back.
-struct Unknown {
+struct UnknownParser {
     place: String,
     takes: &'static str,
     lenient: bool,
 }
 
-impl<'de> Slot<'de> for Unknown {
+impl<'de> MemberParser<'de> for UnknownParser {
     type Value = ();
 
-    fn take(self, sent: Json) -> Result<(), String> {
+    fn parse(self, sent: Json) -> Result<(), String> {
         if self.lenient && matches!(sent, Json::Null) {
             return Ok(());
         }
@@ -331,28 +343,14 @@ impl<'de> Slot<'de> for Unknown {
 
     fn object<A: MapAccess<'de>>(self, mut members: A) -> Result<(), A::Error> {
         if !self.lenient {
-            return self.take(Json::Object).map_err(A::Error::custom);
+            return self.parse(Json::Object).map_err(A::Error::custom);
         }
         while let Some(name) = members.next_key::<String>()? {
             let place = format!("{}.{}", self.place, format_name(&name));
-            members.next_value_seed(Fill(Unknown { place, ..self }))?;
+            members.next_value_seed(Seed(UnknownParser { place, ..self }))?;
         }
         Ok(())
     }
-}
-
-/// The word for a member that is refused: its own name only if that is known.
-fn member(known: &[&'static str], name: &str) -> FailureCause {
-    known
-        .iter()
-        .find(|known| **known == name)
-        .map_or(FailureCause::UnknownMember, |name| {
-            FailureCause::Member(name)
-        })
-}
-
-fn duplicate(place: impl Display) -> String {
-    format!("Duplicate member: {place}.")
 }
 
 fn format_name(name: &str) -> String {

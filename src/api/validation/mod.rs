@@ -8,8 +8,8 @@ use std::cell::Cell;
 use serde::de::DeserializeSeed;
 use serde_json::error::Category;
 
-use self::json::Fill;
-use self::members::RequestObject;
+use self::json::Seed;
+use self::members::RequestParser;
 use crate::config::Compatibility;
 use crate::error::{Failure, FailureCause};
 use crate::http::RequestHead;
@@ -35,13 +35,13 @@ pub fn parse(body: &[u8], compatibility: Compatibility) -> Result<Chat<'_>, Fail
     })?;
     let mut json = serde_json::Deserializer::from_str(text);
     let reading = Cell::new(FailureCause::Body);
-    Fill(RequestObject {
+    Seed(RequestParser {
         lenient: compatibility == Compatibility::OpenAi,
         reading: &reading,
     })
     .deserialize(&mut json)
     .and_then(|chat| json.end().map(|()| chat))
-    .map_err(|error| refuse(&error, reading.get()))
+    .map_err(|error| failure(&error, reading.get()))
 }
 
 fn check_content_type(head: &RequestHead) -> Result<(), Failure> {
@@ -63,10 +63,11 @@ fn check_content_type(head: &RequestHead) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Our own message if what was read is wrong; the parser's, with its position, if the body is not JSON at all.
-fn refuse(error: &serde_json::Error, reading: FailureCause) -> Failure {
+/// Our own message if a member is wrong; the parser's, with its position, if the body is not JSON.
+fn failure(error: &serde_json::Error, reading: FailureCause) -> Failure {
     let text = error.to_string();
     if error.classify() == Category::Data {
+        // `serde_json` adds the position to our message, and has no way to read it without.
         let place = format!(" at line {} column {}", error.line(), error.column());
         return Failure::invalid(
             reading,

@@ -12,8 +12,7 @@ use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, Signa
 use sha2::{Digest, Sha256, Sha384, Sha512};
 
 use super::uri::{Host, SslMode};
-use crate::client::roots;
-use crate::der;
+use crate::certificates;
 
 pub(super) fn config(
     mode: SslMode,
@@ -24,9 +23,9 @@ pub(super) fn config(
         SslMode::Disable | SslMode::Require => None,
         SslMode::VerifyCa | SslMode::VerifyFull => {
             let roots = match sslrootcert {
-                Some(path) => roots::read(path)
+                Some(path) => certificates::read_roots(path)
                     .map_err(|error| format!("sslrootcert {}: {error}", path.display()))?,
-                None => roots::load_system_roots(),
+                None => certificates::load_system_roots(),
             };
             let verifier =
                 WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
@@ -153,10 +152,10 @@ pub(super) fn explain(error: &io::Error) -> String {
 /// SHA-256 in place of MD5 and SHA-1. `None` if that is not defined, as for Ed25519.
 pub(super) fn end_point(certificate: &[u8]) -> Option<Vec<u8>> {
     // Certificate { TBSCertificate, AlgorithmIdentifier { OID, … }, … }
-    let (certificate_parts, _) = der::value(certificate)?;
-    let (_, after_content) = der::value(certificate_parts)?;
-    let (algorithm, _) = der::value(after_content)?;
-    let (oid, _) = der::value(algorithm)?;
+    let (certificate_parts, _) = certificates::der_value(certificate)?;
+    let (_, after_content) = certificates::der_value(certificate_parts)?;
+    let (algorithm, _) = certificates::der_value(after_content)?;
+    let (oid, _) = certificates::der_value(algorithm)?;
     const RSA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 1];
     const ECDSA: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 4];
     let sha_256 = || Some(Sha256::digest(certificate).to_vec());

@@ -9,8 +9,8 @@ use std::time::Instant;
 use super::limits::Limits;
 use super::socket::InboundStream;
 use super::tls::TlsSession;
-use super::{Admission, Destination, PendingRequest, Ticket};
-use crate::http::response::{ConnectionHeader, Pieces, Response};
+use super::{Admission, PendingRequest};
+use crate::http::response::{BodyStream, ConnectionHeader, Response};
 use crate::http::{ClientInfo, Malformed, Reader, RequestHead};
 
 pub(super) struct InboundConnection {
@@ -23,7 +23,7 @@ pub(super) struct InboundConnection {
     pub deadline: Option<Instant>,
     reader: Reader,
     /// The decision from the head of the request whose body is being read.
-    admitted: Option<(ClientInfo, Destination, Ticket)>,
+    admitted: Option<(ClientInfo, Admission)>,
     /// Bytes after a complete request: the beginning of the next. They came with one read, so they are no more than a head.
     unread: Vec<u8>,
     /// The responses that only a head was needed for.
@@ -50,7 +50,7 @@ pub(super) struct Outgoing {
     pub bytes: Vec<u8>,
     pub sent: usize,
     /// Makes the next piece once this one is sent.
-    pub rest: Option<Box<dyn Pieces>>,
+    pub rest: Option<Box<dyn BodyStream>>,
     pub header: ConnectionHeader,
 }
 
@@ -66,8 +66,13 @@ impl Outgoing {
 
     /// Encodes the response to a request, and decides between keep-alive and close. If the body was not read, the beginning
     /// of the next request is unknown.
-    pub fn of(response: Response, head: &RequestHead, is_body_read: bool, stopping: bool) -> Self {
-        let header = if stopping || !head.keep_alive || !is_body_read {
+    pub fn encode(
+        response: Response,
+        head: &RequestHead,
+        is_body_read: bool,
+        is_last: bool,
+    ) -> Self {
+        let header = if is_last || !head.keep_alive || !is_body_read {
             ConnectionHeader::Close
         } else if head.needs_keep_alive_header {
             ConnectionHeader::KeepAlive
@@ -102,8 +107,7 @@ pub(super) struct Turn<'a> {
     pub handshake_allowed: bool,
     /// Responses close their connection.
     pub stopping: bool,
-    /// Decides from the head of a request what happens to it.
-    pub admit: &'a dyn Fn(&mut ClientInfo, &RequestHead) -> Admission,
+    pub admit: &'a dyn Fn(&mut ClientInfo, &RequestHead) -> Result<Admission, Response>,
 }
 
 /// The reason why a turn ended.
@@ -114,11 +118,11 @@ pub(super) enum TurnResult {
     TurnOver,
     /// It waits for a turn in which it may take the next step of its handshake.
     Handshake,
-    Request(Box<PendingRequest>, Ticket),
+    Request(Box<PendingRequest>),
     /// The head was enough for a response.
     Answered(Outgoing),
     /// A piece of a long response is sent; the next one has to be made.
-    Next(Box<dyn Pieces>, ConnectionHeader),
+    Next(Box<dyn BodyStream>, ConnectionHeader),
     Malformed(Malformed),
     Gone,
 }
@@ -308,14 +312,14 @@ mod tests {
     use mio::net::UnixStream;
 
     use super::*;
+    use crate::listener::Destination;
 
     const TURN: usize = 10_000;
 
     /// Takes a turn, and returns what came of it and how much was not read.
     fn take_turn(connection: &mut InboundConnection, limits: &Limits) -> (TurnResult, usize) {
-        let admit = |_: &mut ClientInfo, _: &RequestHead| {
-            Admission::Read(Destination::Console, Ticket::default())
-        };
+        let admit =
+            |_: &mut ClientInfo, _: &RequestHead| Ok(Admission::new(Destination::Console(None)));
         let mut turn = Turn {
             scratch: &mut [0; 4096],
             limits,

@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::{InboundConnection, Outgoing, Phase, Turn, TurnResult};
 use crate::http::response::CONTINUE;
 use crate::http::{ClientInfo, ReadStep, Request};
-use crate::listener::{Admission, PendingRequest};
+use crate::listener::PendingRequest;
 
 /// The responses that only a head was needed for, after which a connection ends: a client that pipelines such requests and reads
 /// nothing would fill the system's buffers with the responses.
@@ -38,10 +38,8 @@ impl InboundConnection {
             let mut step = self.reader.push(&mut input);
             if let Ok(ReadStep::Head) = step {
                 match (turn.admit)(&mut client, self.reader.head()) {
-                    Admission::Read(destination, ticket) => {
-                        self.admitted = Some((client, destination, ticket));
-                    }
-                    Admission::Answer(response) => {
+                    Ok(admission) => self.admitted = Some((client, admission)),
+                    Err(response) => {
                         let (head, is_body_skipped) = self.reader.refuse(&mut input);
                         if is_body_skipped {
                             self.unread = input.to_vec();
@@ -49,7 +47,7 @@ impl InboundConnection {
                         self.head_responses += 1;
                         let is_last = turn.stopping || self.head_responses >= MAX_HEAD_RESPONSES;
                         // If the body has not come whole, the beginning of the next request is unknown.
-                        return TurnResult::Answered(Outgoing::of(
+                        return TurnResult::Answered(Outgoing::encode(
                             response,
                             &head,
                             is_body_skipped,
@@ -64,12 +62,13 @@ impl InboundConnection {
                 Ok(ReadStep::Head) => unreachable!("a body or its end follows a head"),
                 Ok(ReadStep::Request(request)) => {
                     self.unread = input.to_vec();
-                    let (client, destination, ticket) = self
+                    let (client, admission) = self
                         .admitted
                         .take()
                         .expect("the head comes before the request");
-                    let call = PendingRequest::new(Request { client, ..request }, destination);
-                    return TurnResult::Request(Box::new(call), ticket);
+                    let request = Request { client, ..request };
+                    let pending = PendingRequest::new(request, admission);
+                    return TurnResult::Request(Box::new(pending));
                 }
                 Ok(ReadStep::More) => {
                     if was_between && !self.reader.is_between_requests() {

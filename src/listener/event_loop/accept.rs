@@ -12,7 +12,7 @@ use super::eviction::send_unavailable;
 use super::{ConnectionEntry, EventLoop};
 use crate::listener::Service;
 use crate::listener::connection::InboundConnection;
-use crate::listener::load::Cause;
+use crate::listener::load::LoadEvent;
 use crate::listener::origins::{Holding, Origin, Resource};
 use crate::listener::socket::InboundStream;
 
@@ -40,7 +40,7 @@ impl<S: Service> EventLoop<S> {
                     // The connections that have just come take their turns first: evicted now, they would have had no time
                     // to send anything.
                     Err(_) if has_accepted => return,
-                    Err(error) => self.make_room_for_descriptor(&error),
+                    Err(error) => self.free_descriptor(&error),
                 }
             }
         }
@@ -48,19 +48,19 @@ impl<S: Service> EventLoop<S> {
 
     /// Evicts a connection, because there is no file descriptor or no memory for another. If there is none to evict,
     /// accepting pauses until some connection ends.
-    fn make_room_for_descriptor(&mut self, error: &io::Error) {
+    fn free_descriptor(&mut self, error: &io::Error) {
         if !self.evict_from_largest(Resource::Connections) {
             log::warn!("can't accept connections at the moment: {error}");
             self.accept_after = Instant::now() + self.listener.limits.accept_pause;
         }
     }
 
-    /// Adds a new connection, or rejects it if no other can be evicted.
+    /// Adds a new connection, or rejects it if no other can be evicted for it.
     fn add_connection(&mut self, mut stream: InboundStream, peer: Option<IpAddr>) {
-        let origin = Origin::of(peer, &self.listener.trusted_proxies);
+        let origin = Origin::new(peer, &self.listener.trusted_proxies);
         let is_plain = self.listener.acceptor.is_none() || peer.is_none();
-        if !self.make_room_for_connection(origin) {
-            self.listener.load.count(Cause::Rejected);
+        if !self.reserve_connection(origin) {
+            self.listener.state.count(LoadEvent::Rejected);
             if is_plain {
                 send_unavailable(&*self.service, &stream, peer, &mut self.scratch);
             }
@@ -73,7 +73,7 @@ impl<S: Service> EventLoop<S> {
             },
             _ => None,
         };
-        self.listener.load.accepted.fetch_add(1, Ordering::Relaxed);
+        self.listener.state.accepted.fetch_add(1, Ordering::Relaxed);
         let slot = self.connections.vacant_entry();
         if let Err(error) = stream.register(self.listener.poll.registry(), Token(slot.key())) {
             log::warn!("could not register a connection: {error}");
@@ -86,9 +86,8 @@ impl<S: Service> EventLoop<S> {
             connection,
             is_scheduled: false,
             origin,
-            held_bytes: 0,
             held: Holding::default(),
-            call: None,
+            pending: None,
         };
         slot.insert(entry);
         self.account(index);

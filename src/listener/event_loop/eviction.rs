@@ -2,14 +2,13 @@
 
 use std::io::{self, Read};
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use super::{ConnectionEntry, EventLoop};
 use crate::error::{Failure, FailureCause};
 use crate::http::MAX_HEAD;
 use crate::http::response::ConnectionHeader;
 use crate::listener::Service;
-use crate::listener::load::Cause;
+use crate::listener::load::LoadEvent;
 use crate::listener::origins::{Origin, Resource};
 use crate::listener::socket::InboundStream;
 
@@ -18,57 +17,54 @@ use crate::listener::socket::InboundStream;
 const LANE_QUARTERS: usize = 3;
 
 impl<S: Service> EventLoop<S> {
-    /// Makes room for one more connection from an origin; returns false if there is none. One origin holds at most half
-    /// of the connections: beyond that, a new one evicts one of its own.
-    pub(super) fn make_room_for_connection(&mut self, origin: Origin) -> bool {
+    /// Returns whether there is capacity for one more connection from an origin, after an eviction if
+    /// necessary. One origin holds at most half of the connections: beyond that, a new one evicts one
+    /// of its own.
+    pub(super) fn reserve_connection(&mut self, origin: Origin) -> bool {
         let most = self.listener.limits.max_connections;
-        if !origin.is_shared && self.holdings.of(origin).connections >= most.div_ceil(2) {
+        if !origin.is_shared && self.holdings.get(origin).connections >= most.div_ceil(2) {
             self.evict(Resource::Connections, origin)
         } else {
             self.connections.len() < most || self.evict_from_largest(Resource::Connections)
         }
     }
 
-    /// Makes room for the bytes of a complete request, whose lane holds `own` bytes with it; returns false if the request is
-    /// to be shed itself. What can be evicted goes first, if that is enough. If not, the lanes that hold more than this one lose
-    /// their newest requests, the heaviest first. Nothing is evicted unless that is enough.
-    pub(super) fn make_room_for_request(
-        &mut self,
-        bytes: usize,
-        own: usize,
-        is_known: bool,
-    ) -> bool {
+    /// Frees memory for a complete request, whose lane holds `own` bytes with it; returns false if the
+    /// request is to be shed itself. What can be evicted goes first, if that is enough. If not, the
+    /// lanes that hold more than this one lose their newest requests, the heaviest first. Nothing is
+    /// evicted unless that is enough.
+    pub(super) fn reserve_bytes(&mut self, bytes: usize, own: usize, is_known: bool) -> bool {
         let limit = self.listener.limits.buffered_bytes;
         if own > bytes && own > limit / 4 * LANE_QUARTERS {
             return false;
         }
-        // A stranger displaces no request of a known key.
+        // A request with an unknown key displaces none with a known key.
         let lighter = if is_known { own } else { usize::MAX };
-        let excess = |state: &Self| (state.buffered + bytes).saturating_sub(limit);
+        let excess = |state: &Self| (state.holdings.total.bytes + bytes).saturating_sub(limit);
         if excess(self) == 0 {
             return true;
         }
         let waiting: usize = self
-            .workers
+            .listener
+            .state
             .heavier_lanes(lighter)
             .map(|lane| lane.waiting)
             .sum();
-        if excess(self) > self.holdings.evictable_bytes() + waiting {
+        if excess(self) > self.holdings.total.evictable_bytes + waiting {
             return false;
         }
         while excess(self) > 0 {
-            if excess(self) <= self.holdings.evictable_bytes()
+            if excess(self) <= self.holdings.total.evictable_bytes
                 && self.evict_from_largest(Resource::Bytes)
             {
                 continue;
             }
-            let workers = Arc::clone(&self.workers);
-            let Some(heaviest) = workers.heavier_lanes(lighter).max_by_key(|lane| lane.bytes)
-            else {
+            let lanes = self.listener.state.heavier_lanes(lighter);
+            let Some(heaviest) = lanes.max_by_key(|lane| lane.bytes) else {
                 return false;
             };
             if let Some(job) = heaviest.shed() {
-                self.shed(&job, Cause::BuffersFull);
+                self.shed(&job, LoadEvent::BuffersFull);
             }
         }
         true
@@ -76,7 +72,7 @@ impl<S: Service> EventLoop<S> {
 
     /// Evicts connections after one of them has grown.
     pub(super) fn evict_excess_bytes(&mut self) {
-        while self.buffered > self.listener.limits.buffered_bytes
+        while self.holdings.total.bytes > self.listener.limits.buffered_bytes
             && self.evict_from_largest(Resource::Bytes)
         {}
     }
@@ -91,13 +87,13 @@ impl<S: Service> EventLoop<S> {
     /// Evicts one connection of an origin: the longest idle one, else the oldest of the others; if bytes are short, those that
     /// hold few come last. A complete request is never evicted. This looks at every connection: 50 µs for 4,096 of them.
     fn evict(&mut self, resource: Resource, origin: Origin) -> bool {
-        let is_meant = |entry: &ConnectionEntry| {
+        let is_candidate = |entry: &ConnectionEntry| {
             entry.origin == origin
                 && entry.held.evictable > 0
-                && (resource == Resource::Connections || entry.held_bytes > 0)
+                && (resource == Resource::Connections || entry.held.bytes > 0)
         };
         let rank = |entry: &ConnectionEntry| {
-            let is_small = resource == Resource::Bytes && entry.held_bytes <= MAX_HEAD;
+            let is_small = resource == Resource::Bytes && entry.held.bytes <= MAX_HEAD;
             // The connection that has been idle longest has the earliest deadline.
             (
                 entry.connection.is_unfinished(),
@@ -105,16 +101,19 @@ impl<S: Service> EventLoop<S> {
                 entry.connection.deadline,
             )
         };
-        let candidates = self.connections.iter().filter(|(_, entry)| is_meant(entry));
+        let candidates = self
+            .connections
+            .iter()
+            .filter(|(_, entry)| is_candidate(entry));
         let first = candidates.min_by_key(|(_, entry)| rank(entry));
         let Some((index, entry)) = first else {
             return false;
         };
         if entry.connection.is_unfinished() {
-            self.listener.load.count(Cause::UnfinishedEvicted);
+            self.listener.state.count(LoadEvent::UnfinishedEvicted);
             self.evict_unfinished(index, resource);
         } else {
-            self.listener.load.count(Cause::IdleEvicted);
+            self.listener.state.count(LoadEvent::IdleEvicted);
             self.close(index);
         }
         true
@@ -122,18 +121,16 @@ impl<S: Service> EventLoop<S> {
 
     fn evict_unfinished(&mut self, index: usize, resource: Resource) {
         let ConnectionEntry {
-            connection,
-            held_bytes,
-            ..
+            connection, held, ..
         } = &self.connections[index];
         if !connection.has_partial_request() {
             return self.close(index);
         }
         // A large body is free at once, and its client may still read the response. A small one holds less than that.
-        if resource == Resource::Bytes && *held_bytes > MAX_HEAD {
+        if resource == Resource::Bytes && held.bytes > MAX_HEAD {
             self.refuse(index, None, Failure::shed(FailureCause::BuffersFull));
             self.account(index);
-            return self.schedule(index);
+            return self.schedule(index, false);
         }
         if let Some(stream) = connection.plain_stream() {
             send_unavailable(&*self.service, stream, connection.peer, &mut self.scratch);

@@ -16,9 +16,8 @@ use threadpool::ThreadPool;
 
 use self::turns::TurnQueue;
 use super::connection::InboundConnection;
-use super::load::PressureLog;
+use super::load::EventLog;
 use super::origins::{Holding, Holdings, Origin};
-use super::workers::Workers;
 use super::{Listener, Service};
 use crate::client::Cancellation;
 use crate::error::{Failure, FailureCause};
@@ -30,13 +29,12 @@ pub(super) const STOP: Token = Token(usize::MAX - 1);
 /// Tokens from here on belong to the listening sockets.
 pub(super) const FIRST_SOCKET: usize = usize::MAX - 1024;
 
-pub(super) struct EventLoop<S> {
+pub struct EventLoop<S> {
     listener: Listener,
     /// For each socket, whether a connection may wait. Events are edge-triggered, so this has to be remembered.
     accepting: Vec<bool>,
     /// Accepting pauses until then, because there was no file descriptor for a connection.
     accept_after: Instant,
-    workers: Arc<Workers<S>>,
     threads: Vec<ThreadPool>,
     service: Arc<S>,
     connections: Slab<ConnectionEntry>,
@@ -49,11 +47,8 @@ pub(super) struct EventLoop<S> {
     holdings: Holdings,
     /// For the bytes of one read. What follows a request in it is kept, so it has no more bytes than a head.
     scratch: Vec<u8>,
-    /// The memory of all connections and their requests together.
-    buffered: usize,
     next_sweep: Instant,
-    pressure_log: PressureLog,
-    stopping: bool,
+    event_log: EventLog,
 }
 
 struct ConnectionEntry {
@@ -61,22 +56,18 @@ struct ConnectionEntry {
     /// It is in `ready` or in `handshakes`.
     is_scheduled: bool,
     origin: Origin,
-    /// The bytes that it adds to `buffered`.
-    held_bytes: usize,
     /// Its part of `holdings`.
     held: Holding,
     /// The request that a worker has or will get, and its memory. It is cancelled if the client goes away.
-    call: Option<(Cancellation, usize)>,
+    pending: Option<(Cancellation, usize)>,
 }
 
 impl<S: Service> EventLoop<S> {
-    pub fn new(listener: Listener, service: Arc<S>) -> Self {
+    pub(super) fn new(listener: Listener, service: Arc<S>, threads: Vec<ThreadPool>) -> Self {
         let now = Instant::now();
-        let (workers, threads) = Workers::start(&listener, Arc::clone(&service));
         Self {
             accepting: vec![false; listener.sockets.len()],
             accept_after: now,
-            workers,
             threads,
             listener,
             service,
@@ -85,22 +76,23 @@ impl<S: Service> EventLoop<S> {
             handshakes: TurnQueue::default(),
             holdings: Holdings::default(),
             scratch: vec![0; MAX_HEAD],
-            buffered: 0,
             next_sweep: now,
-            pressure_log: PressureLog::default(),
-            stopping: false,
+            event_log: EventLog::new(),
         }
     }
 
+    /// Serves until it is stopped and every running request is answered.
     pub fn run(mut self) -> io::Result<()> {
         let mut events = Events::with_capacity(1024);
-        while !(self.stopping && self.connections.is_empty()) {
+        while !(self.listener.state.is_stopping() && self.connections.is_empty()) {
             self.round(&mut events)?;
         }
-        self.workers.close();
-        self.threads.iter().for_each(ThreadPool::join);
-        self.pressure_log
-            .finish(&self.listener.load, Instant::now());
+        self.listener.state.close();
+        for pool in self.threads {
+            pool.join();
+        }
+        self.event_log
+            .finish(self.listener.state.event_counts(), Instant::now());
         Ok(())
     }
 
@@ -132,11 +124,11 @@ impl<S: Service> EventLoop<S> {
             self.sweep(now);
             self.refuse_waiting();
         }
-        self.pressure_log.write(&self.listener.load, now);
-        self.listener.pulse.answer();
+        self.event_log
+            .write(self.listener.state.event_counts(), now);
         self.listener
-            .load
-            .publish(self.connections.len(), self.buffered);
+            .state
+            .publish(self.connections.len(), self.holdings.total.bytes);
         Ok(())
     }
 
@@ -148,14 +140,8 @@ impl<S: Service> EventLoop<S> {
         let now = Instant::now();
         let sweep = (!self.connections.is_empty()).then_some(self.next_sweep);
         let accept = self.accepting.contains(&true).then_some(self.accept_after);
-        let next = [
-            sweep,
-            accept,
-            self.pressure_log.due(&self.listener.load, now),
-        ]
-        .into_iter()
-        .flatten()
-        .min()?;
+        let line = self.event_log.due(self.listener.state.event_counts(), now);
+        let next = [sweep, accept, line].into_iter().flatten().min()?;
         Some(next.saturating_duration_since(now))
     }
 
@@ -172,7 +158,7 @@ impl<S: Service> EventLoop<S> {
             return self.close(index);
         }
         if !self.abandon_if_gone(index) {
-            self.schedule(index);
+            self.schedule(index, false);
         }
     }
 
@@ -181,16 +167,15 @@ impl<S: Service> EventLoop<S> {
         let ConnectionEntry {
             connection,
             origin,
-            held_bytes,
             held,
-            call,
+            pending,
             ..
         } = &mut self.connections[index];
-        let bytes = connection.held_bytes() + call.as_ref().map_or(0, |(_, bytes)| *bytes);
-        self.buffered = self.buffered - mem::replace(held_bytes, bytes) + bytes;
+        let bytes = connection.held_bytes() + pending.as_ref().map_or(0, |(_, bytes)| *bytes);
         let evictable = usize::from(connection.is_idle() || connection.is_unfinished());
         let now = Holding {
             connections: 1,
+            bytes,
             evictable,
             evictable_bytes: evictable * bytes,
         };
@@ -200,7 +185,6 @@ impl<S: Service> EventLoop<S> {
     fn close(&mut self, index: usize) {
         let mut entry = self.connections.remove(index);
         entry.connection.close_session();
-        self.buffered -= entry.held_bytes;
         self.holdings
             .change(entry.origin, entry.held, Holding::default());
     }
@@ -235,11 +219,9 @@ impl<S: Service> EventLoop<S> {
 
     /// Accepts no new connection, and closes the others after their current request.
     fn stop(&mut self) {
-        if self.stopping {
+        if self.listener.state.stop() {
             return;
         }
-        self.stopping = true;
-        self.workers.completions.close_after_responses();
         self.listener.sockets.clear();
         self.accepting.clear();
         let limits = &mut self.listener.limits;
@@ -268,7 +250,7 @@ impl<S: Service> EventLoop<S> {
         let left = self
             .connections
             .iter()
-            .filter(|(_, entry)| entry.call.is_some())
+            .filter(|(_, entry)| entry.pending.is_some())
             .count();
         log::info!(
             "stopping: no new connections; waits for {}",

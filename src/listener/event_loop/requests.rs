@@ -6,24 +6,24 @@ use super::{ConnectionEntry, EventLoop};
 use crate::error::{Failure, FailureCause};
 use crate::http::response::ConnectionHeader;
 use crate::listener::connection::Outgoing;
-use crate::listener::load::Cause;
+use crate::listener::load::LoadEvent;
 use crate::listener::queue::{Job, Work};
-use crate::listener::{Destination, PendingRequest, Service, Ticket};
+use crate::listener::{Destination, PendingRequest, Service};
 
 impl<S: Service> EventLoop<S> {
     /// Sends the responses that the workers have finished.
     pub(super) fn send_completed(&mut self) {
-        for (index, mut outgoing) in self.workers.completions.take() {
+        for (index, mut outgoing) in self.listener.state.take_completed() {
             if let Some(entry) = self.connections.get_mut(index) {
                 if entry
-                    .call
+                    .pending
                     .take()
-                    .is_some_and(|(call, _)| call.is_cancelled())
+                    .is_some_and(|(cancellation, _)| cancellation.is_cancelled())
                 {
                     self.close(index);
                     continue;
                 }
-                if self.stopping {
+                if self.listener.state.is_stopping() {
                     outgoing.header = ConnectionHeader::Close;
                 }
                 entry
@@ -34,8 +34,9 @@ impl<S: Service> EventLoop<S> {
         }
     }
 
-    /// Gives a complete request to the workers. If there is no room, one is shed: this one, or one that waits.
-    pub(super) fn hand_over(&mut self, index: usize, call: PendingRequest, ticket: Ticket) {
+    /// Gives a complete request to the workers. If they have no capacity, one is shed: this one, or
+    /// one that waits.
+    pub(super) fn hand_over(&mut self, index: usize, pending: Box<PendingRequest>) {
         self.connections[index].connection.hand_over();
         // Without the bytes of its reader, which count below as the request's.
         self.account(index);
@@ -43,50 +44,56 @@ impl<S: Service> EventLoop<S> {
         if self.connections[index].connection.read_closed {
             return self.drop_abandoned(index);
         }
-        let full = match call.destination {
-            Destination::Api(_) => Cause::QueueFull,
-            Destination::Console => Cause::ConsoleFull,
+        let full = match pending.admission.destination {
+            Destination::Api(_) => LoadEvent::QueueFull,
+            Destination::Console(_) => LoadEvent::ConsoleFull,
         };
-        let workers = Arc::clone(&self.workers);
-        let (queue, ticket) = workers.place(call.destination, ticket);
-        let cancellation = call.cancellation.clone();
+        let state = Arc::clone(&self.listener.state);
+        let (queue, lane) = state.place(&pending.admission);
+        let cancellation = pending.cancellation.clone();
         let job = Job {
             connection: index,
-            ticket,
-            work: Work::Answer(call),
+            lane,
+            work: Work::Answer(pending),
         };
         let bytes = job.bytes();
-        let own = queue.lane_bytes(&job.ticket.lane) + bytes;
-        if !self.make_room_for_request(bytes, own, job.ticket.lane.is_some()) {
-            return self.shed(&job, Cause::BuffersFull);
+        let own = queue.lane_bytes(&job.lane) + bytes;
+        if !self.reserve_bytes(bytes, own, job.lane.is_some()) {
+            return self.shed(&job, LoadEvent::BuffersFull);
         }
-        self.connections[index].call = Some((cancellation, bytes));
+        self.connections[index].pending = Some((cancellation, bytes));
         self.account(index);
         if let Some(job) = queue.push(job) {
             self.shed(&job, full);
         }
     }
 
-    /// Answers a complete request for which there is no room.
-    pub(super) fn shed(&mut self, job: &Job, cause: Cause) {
-        self.listener.load.count(cause);
-        let cause = if cause == Cause::BuffersFull {
+    /// Answers a complete request for which there is no capacity.
+    pub(super) fn shed(&mut self, job: &Job, event: LoadEvent) {
+        self.listener.state.count(event);
+        let cause = if event == LoadEvent::BuffersFull {
             FailureCause::BuffersFull
         } else {
             FailureCause::QueueFull
         };
-        self.refuse(job.connection, job.call(), Failure::shed(cause));
+        self.refuse(job.connection, job.pending(), Failure::shed(cause));
         self.account(job.connection);
-        self.schedule(job.connection);
+        self.schedule(job.connection, false);
     }
 
     /// Answers a broken or shed request without a worker, and closes the connection.
-    pub(super) fn refuse(&mut self, index: usize, call: Option<&PendingRequest>, failure: Failure) {
-        self.connections[index].call = None;
+    pub(super) fn refuse(
+        &mut self,
+        index: usize,
+        pending: Option<&PendingRequest>,
+        failure: Failure,
+    ) {
+        self.connections[index].pending = None;
         let connection = &mut self.connections[index].connection;
-        let peer = call.map_or(connection.peer, |call| call.request.client.peer);
-        let without_body = call.is_some_and(|call| call.request.head.method() == "HEAD");
-        let response = self.service.refuse(peer, call, failure);
+        let peer = pending.map_or(connection.peer, |pending| pending.request.client.peer);
+        let without_body = pending.is_some_and(|pending| pending.request.head.method() == "HEAD");
+        let destination = pending.map(|pending| pending.admission.destination);
+        let response = self.service.refuse(peer, destination, failure);
         connection.forget_request();
         connection.send_response(
             Outgoing::last(&response, without_body),
@@ -98,9 +105,9 @@ impl<S: Service> EventLoop<S> {
     /// the database, to write the row of a completion.
     pub(super) fn refuse_waiting(&mut self) {
         while let Some(failure) = self.service.outage()
-            && let Some(job) = self.workers.take_waiting()
+            && let Some(job) = self.listener.state.take_waiting()
         {
-            self.refuse(job.connection, job.call(), failure);
+            self.refuse(job.connection, job.pending(), failure);
             self.advance(job.connection, false);
         }
     }
@@ -110,28 +117,29 @@ impl<S: Service> EventLoop<S> {
     pub(super) fn abandon_if_gone(&mut self, index: usize) -> bool {
         let ConnectionEntry {
             connection,
-            call: Some((call, _)),
+            pending: Some((cancellation, _)),
             ..
         } = &self.connections[index]
         else {
             return false;
         };
-        if !connection.read_closed || call.is_cancelled() {
-            return call.is_cancelled();
+        if !connection.read_closed || cancellation.is_cancelled() {
+            return cancellation.is_cancelled();
         }
-        // Before the queue is searched: the thread that has looked up a stranger cancels what is not found here.
-        call.cancel();
-        if self.workers.remove(call) {
+        // Before the queues are searched: the thread that moves a request from one to another
+        // removes it if it is cancelled.
+        cancellation.cancel();
+        if self.listener.state.remove(cancellation) {
             self.drop_abandoned(index);
         } else {
-            self.listener.load.count(Cause::AbandonedRunning);
+            self.listener.state.count(LoadEvent::AbandonedRunning);
         }
         true
     }
 
     /// Closes the connection of a client that went away while its request waited.
     fn drop_abandoned(&mut self, index: usize) {
-        self.listener.load.count(Cause::AbandonedWaiting);
+        self.listener.state.count(LoadEvent::AbandonedWaiting);
         self.close(index);
     }
 }

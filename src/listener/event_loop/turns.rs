@@ -27,18 +27,18 @@ pub(super) struct TurnQueue {
 
 impl TurnQueue {
     pub fn push(&mut self, origin: Origin, index: usize) {
-        let line = self.by_origin.entry(origin).or_default();
-        if line.is_empty() {
+        let queue = self.by_origin.entry(origin).or_default();
+        if queue.is_empty() {
             self.turns.push_back(origin);
         }
-        line.push_back(index);
+        queue.push_back(index);
     }
 
     pub fn pop(&mut self) -> Option<usize> {
         let origin = self.turns.pop_front()?;
-        let line = self.by_origin.get_mut(&origin)?;
-        let next = line.pop_front();
-        if line.is_empty() {
+        let queue = self.by_origin.get_mut(&origin)?;
+        let next = queue.pop_front();
+        if queue.is_empty() {
             self.by_origin.remove(&origin);
         } else {
             self.turns.push_back(origin);
@@ -75,10 +75,14 @@ impl<S: Service> EventLoop<S> {
     }
 
     /// Schedules a turn for a connection, after those of the others, if it has none yet.
-    pub(super) fn schedule(&mut self, index: usize) {
+    pub(super) fn schedule(&mut self, index: usize, for_handshake: bool) {
         let entry = &mut self.connections[index];
         if !mem::replace(&mut entry.is_scheduled, true) {
-            self.ready.push(entry.origin, index);
+            let queue = match for_handshake {
+                true => &mut self.handshakes,
+                false => &mut self.ready,
+            };
+            queue.push(entry.origin, index);
         }
     }
 
@@ -98,9 +102,9 @@ impl<S: Service> EventLoop<S> {
                 proxies.apply_forwarding_headers(client, head);
                 self.service.admit(*client, head)
             };
-            let (scratch, stopping) = (&mut self.scratch, self.stopping);
+            let stopping = self.listener.state.is_stopping();
             let mut turn = Turn {
-                scratch,
+                scratch: &mut self.scratch,
                 limits,
                 left,
                 handshake_allowed,
@@ -111,15 +115,10 @@ impl<S: Service> EventLoop<S> {
             left = turn.left;
             match outcome {
                 TurnResult::Waiting | TurnResult::TurnOver | TurnResult::Handshake => {
-                    let line = match outcome {
-                        TurnResult::TurnOver => Some(&mut self.ready),
-                        TurnResult::Handshake => Some(&mut self.handshakes),
-                        _ => None,
-                    };
-                    if let Some(line) =
-                        line.filter(|_| !mem::replace(&mut entry.is_scheduled, true))
-                    {
-                        line.push(entry.origin, index);
+                    match outcome {
+                        TurnResult::TurnOver => self.schedule(index, false),
+                        TurnResult::Handshake => self.schedule(index, true),
+                        _ => {}
                     }
                     self.account(index);
                     // The evicted connection may be this one.
@@ -135,10 +134,10 @@ impl<S: Service> EventLoop<S> {
                     );
                 }
                 // A stop does not wait for downloads: one may take hours.
-                TurnResult::Next(..) if self.stopping => return self.close(index),
+                TurnResult::Next(..) if stopping => return self.close(index),
                 TurnResult::Next(rest, header) => {
                     entry.connection.hand_over();
-                    self.workers.make_next_piece(index, rest, header);
+                    self.listener.state.push_piece(index, rest, header);
                 }
                 TurnResult::Answered(outgoing) => {
                     // One answer a turn: a client that pipelines such requests gets no more of the loop than others.
@@ -147,7 +146,7 @@ impl<S: Service> EventLoop<S> {
                         .connection
                         .send_response(outgoing, &self.listener.limits);
                 }
-                TurnResult::Request(call, ticket) => self.hand_over(index, *call, ticket),
+                TurnResult::Request(pending) => self.hand_over(index, pending),
             }
         }
     }

@@ -11,8 +11,8 @@ use std::thread;
 
 use super::*;
 use crate::audit::Actor;
-use crate::console::sessions;
-use crate::console::sessions::{PasswordHash, TokenKind};
+use crate::console::session::credentials;
+use crate::console::session::credentials::{PasswordHash, TokenKind};
 use crate::database::postgres::session_lock::SessionLock;
 use crate::database::{Database, DatabaseLocation, Statement, values};
 use crate::keys::{KeyName, NewKey, Permission};
@@ -274,13 +274,13 @@ fn the_store_settles_its_writes() {
         store.ledger.append(row("a", "key_1", 1)).is_err(),
         "it is not taken for the row of that id"
     );
-    sessions::set_password(&store, password.clone(), &by).expect("a password");
+    credentials::set_password(&store, password.clone(), &by).expect("a password");
     losing();
     let tokens = [
         (SecretDigest::of("one"), TokenKind::Session, 9),
         (SecretDigest::of("other"), TokenKind::Browser, 9),
     ];
-    assert!(sessions::sign_in(&store, tokens, 1, &password, &by).expect("it is settled"));
+    assert!(credentials::sign_in(&store, tokens, 1, &password, &by).expect("it is settled"));
     losing();
     assert!(store.keys.revoke("key_1", 1, &by).expect("it is settled"));
     let mut actions = Vec::new();

@@ -1,0 +1,90 @@
+//! The permission of a key to run completions, and its budget.
+
+use crate::error::{ApiError, Failure, FailureCause};
+use crate::keys::{Budget, KeyBudget, Permission};
+use crate::text::grouped;
+use crate::when;
+
+pub fn check_permission(permissions: &[Permission]) -> Result<(), Failure> {
+    if permissions.contains(&Permission::Completions) {
+        return Ok(());
+    }
+    let message = "This API key may not run completions. Use one that has the permission.";
+    Err(Failure::new(
+        ApiError::InsufficientPermission,
+        FailureCause::Permission,
+        message,
+    ))
+}
+
+/// Refuses a key that has used its budget for the period in which the request was created.
+pub fn check_budget(budget: Option<KeyBudget>, created: i64) -> Result<(), Failure> {
+    let Some(KeyBudget {
+        budget: Budget { tokens, per },
+        used,
+    }) = budget.filter(KeyBudget::is_used_up)
+    else {
+        return Ok(());
+    };
+    let message = format!(
+        "This API key has used its budget: {} of {} tokens per {}. It is renewed at {}. If you need more \
+         before then, ask the operator of this service to raise it.",
+        grouped(used),
+        grouped(tokens),
+        per.as_str(),
+        when::format_minute(Some(per.around(created).until)),
+    );
+    let failure = Failure::new(
+        ApiError::InsufficientPermission,
+        FailureCause::Budget,
+        message,
+    );
+    Err(Failure {
+        no_retry: true,
+        ..failure
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_used_budget_is_refused_with_the_time_of_its_renewal() {
+        let budget = |text, used| {
+            Some(KeyBudget {
+                budget: Budget::parse(text).expect("a budget"),
+                used,
+            })
+        };
+        // 2001-12-31, in the last second.
+        let created = 1_009_843_199;
+        for good in [None, budget("1000/day", 999)] {
+            assert!(check_budget(good, created).is_ok());
+        }
+        for (text, used, part) in [
+            (
+                "1000/day",
+                1000,
+                "1,000 of 1,000 tokens per day. It is renewed at 2002-01-01 00:00Z.",
+            ),
+            (
+                "1000000/month",
+                1_000_250,
+                "1,000,250 of 1,000,000 tokens per month. It is renewed at 2002-01-01 00:00Z.",
+            ),
+        ] {
+            let failure = check_budget(budget(text, used), created).expect_err("it is used up");
+            assert!(failure.message.contains(part), "{}", failure.message);
+            assert!(
+                !failure.message.contains("another key"),
+                "{}",
+                failure.message
+            );
+            assert_eq!(
+                (failure.error.status(), failure.cause, failure.no_retry),
+                (403, FailureCause::Budget, true)
+            );
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! The record of a request while it goes through the steps: its row in the ledger, and what its log
+//! line and the metrics need besides.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant, SystemTime};
+
+use log::Level;
+
+use crate::error::{ApiError, Failure};
+use crate::id::RequestId;
+use crate::ledger::LedgerRow;
+use crate::logging;
+use crate::runtime::RequestCost;
+use crate::when::milliseconds;
+
+pub struct Record {
+    /// Each step fills in its own part.
+    pub row: LedgerRow,
+    pub received: Instant,
+    pub client: Option<IpAddr>,
+    /// The cost of the calls to the runtime.
+    pub cost: RequestCost,
+    /// The time of the write to the ledger.
+    pub ledger: Option<Duration>,
+    /// The client went away before there was an outcome.
+    pub is_abandoned: bool,
+    /// It was refused because the ledger is unavailable.
+    pub has_no_row: bool,
+    /// It gets no line in the log.
+    pub is_quiet: bool,
+}
+
+/// The `error_code` of a row whose client went away.
+const ABANDONED: &str = "abandoned";
+
+impl Record {
+    pub fn new(client: Option<IpAddr>, received: Instant) -> Self {
+        let queue = received.elapsed();
+        let id = RequestId::at(SystemTime::now() - queue);
+        Self {
+            row: LedgerRow {
+                request_id: id.to_string(),
+                created: id.created(),
+                queue_ms: Some(milliseconds(queue)),
+                ..LedgerRow::default()
+            },
+            received,
+            client,
+            cost: RequestCost::default(),
+            ledger: None,
+            is_abandoned: false,
+            has_no_row: false,
+            is_quiet: false,
+        }
+    }
+
+    /// Fills in the rest of the row. The duration is the time to the first outcome, before the row is
+    /// written: one figure for the row and the log.
+    pub fn set_outcome(&mut self, failure: Option<&Failure>) {
+        let row = &mut self.row;
+        (row.status, row.error_code, row.cause) = match failure {
+            _ if self.is_abandoned => (None, Some(ABANDONED.into()), None),
+            None => (Some(200), None, None),
+            Some(Failure { error, cause, .. }) => (
+                Some(error.status().into()),
+                Some(error.code().into()),
+                Some(cause.to_string()),
+            ),
+        };
+        let total = self.received.elapsed();
+        row.duration_ms.get_or_insert_with(|| milliseconds(total));
+        row.runtime_ms = self.cost.time.map(milliseconds);
+        row.tokens = self.cost.tokens.unwrap_or_default();
+        row.grounded = row.status == Some(200) && row.search_results > Some(0);
+        if self.is_abandoned && row.search_results.is_none() {
+            // The search was cancelled.
+            (row.search_reason, row.search_ms) = (None, None);
+        }
+    }
+
+    /// The `server-timing` header.
+    pub fn server_timing(&self) -> String {
+        let parts = [
+            ("queue", self.row.queue_ms),
+            ("search", self.row.search_ms),
+            ("runtime", self.row.runtime_ms),
+            ("ledger", self.ledger.map(milliseconds)),
+            ("total", Some(milliseconds(self.received.elapsed()))),
+        ];
+        let format = |(name, time): (&str, Option<f64>)| Some(format!("{name};dur={:.3}", time?));
+        let parts: Vec<String> = parts.into_iter().filter_map(format).collect();
+        parts.join(", ")
+    }
+
+    /// Writes one line for a request, with nothing in it that the client wrote; and another one with
+    /// the details of a 5xx. A refusal without a valid key may have none, unless the level is `debug`.
+    pub fn log(&self, failure: Option<&Failure>) {
+        let has_line = failure.is_none_or(|failure| self.has_line(failure));
+        let level = if has_line { Level::Info } else { Level::Debug };
+        let row = &self.row;
+        let key = Some(&row.key_id).filter(|_| self.has_key());
+        let search = row.search_reason.as_ref().map(|reason| {
+            let (results, time) = (or_dash(row.search_results), or_dash(row.search_ms));
+            format!(" search={reason} search_results={results} search_ms={time}")
+        });
+        log::log!(
+            target: logging::REQUEST,
+            level,
+            "id={} client={} status={} error={} cause={} key={} total_ms={} queue_ms={} runtime_ms={} \
+             ledger_ms={} prompt_tokens={} completion_tokens={} total_tokens={}{}",
+            row.request_id,
+            or_dash(self.client),
+            or_dash(row.status),
+            or_dash(row.error_code.as_ref()),
+            or_dash(row.cause.as_ref()),
+            or_dash(key.or_else(|| failure?.key_id.as_ref())),
+            or_dash(row.duration_ms),
+            or_dash(row.queue_ms),
+            or_dash(row.runtime_ms),
+            or_dash(self.ledger.map(milliseconds)),
+            or_dash(row.tokens.prompt_tokens),
+            or_dash(row.tokens.completion_tokens),
+            or_dash(row.tokens.total_tokens),
+            search.unwrap_or_default(),
+        );
+        if let Some(failure) = failure
+            && let Some(details) = &failure.details
+            && has_line
+            && !self.is_abandoned
+        {
+            let level = match failure.error {
+                ApiError::InferenceError | ApiError::SearchUnavailable => Level::Warn,
+                _ => Level::Error,
+            };
+            log::log!(level, "id={} details={details:?}", row.request_id);
+        }
+    }
+
+    /// Returns true if a refused request has a line of its own.
+    fn has_line(&self, failure: &Failure) -> bool {
+        // The listener has a line with the number of shed requests.
+        !failure.cause.is_shed()
+            && (self.has_key() || logging::allow_refusal_line(failure.cause, self.client))
+    }
+
+    /// Returns true if its key is valid.
+    fn has_key(&self) -> bool {
+        !self.row.key_id.is_empty()
+    }
+}
+
+fn or_dash(value: Option<impl ToString>) -> String {
+    value.map_or("-".into(), |value| value.to_string())
+}

@@ -1,0 +1,115 @@
+//! Root certificates, and the few fields of a DER certificate that rustls does not expose. A crate
+//! for all of X.509 would be larger than the rest of TLS here.
+
+use std::io;
+use std::path::Path;
+
+use rustls::RootCertStore;
+use time::PrimitiveDateTime;
+use time::format_description::BorrowedFormatItem;
+use time::macros::format_description;
+
+use crate::files;
+
+const TIME: &[BorrowedFormatItem<'_>] =
+    format_description!("[year][month][day][hour][minute][second]Z");
+
+/// The tags of the version, which may be missing, and of a time with two digits of the year.
+const VERSION: u8 = 0xa0;
+const UTC_TIME: u8 = 0x17;
+
+/// Loads the root certificates of the system; `SSL_CERT_FILE` and `SSL_CERT_DIR` name others.
+pub fn load_system_roots() -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    if roots.is_empty() {
+        log::warn!(
+            "no root certificates found, so no https:// address is trusted: install ca-certificates"
+        );
+    }
+    roots
+}
+
+/// Reads root certificates from a PEM file. The error says what is wrong with the file.
+pub fn read_roots(path: &Path) -> io::Result<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    for certificate in files::read_certificates(path)? {
+        roots
+            .add(certificate)
+            .map_err(|_| io::Error::other("a certificate in it is not valid"))?;
+    }
+    Ok(roots)
+}
+
+/// The content of the first DER value, and what follows it.
+pub fn der_value(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (&[_, first], rest) = bytes.split_first_chunk()?;
+    let (length, rest) = if first < 0x80 {
+        (usize::from(first), rest)
+    } else {
+        let (digits, rest) = rest
+            .split_at_checked(usize::from(first & 0x7f))
+            .filter(|(d, _)| d.len() <= 4)?;
+        (
+            digits
+                .iter()
+                .fold(0, |length, &digit| length << 8 | usize::from(digit)),
+            rest,
+        )
+    };
+    rest.split_at_checked(length)
+}
+
+/// The first and the last second in which a certificate is valid, in Unix time.
+pub fn validity(certificate: &[u8]) -> Option<[i64; 2]> {
+    // Certificate { TBSCertificate { version, serialNumber, signature, issuer, Validity { notBefore, notAfter }, … }, … }
+    let (parts, _) = der_value(certificate)?;
+    let (mut content, _) = der_value(parts)?;
+    if content.first() == Some(&VERSION) {
+        content = der_value(content)?.1;
+    }
+    for _ in ["serialNumber", "signature", "issuer"] {
+        content = der_value(content)?.1;
+    }
+    let (validity, _) = der_value(content)?;
+    let (_, not_after) = der_value(validity)?;
+    Some([time(validity)?, time(not_after)?])
+}
+
+fn time(bytes: &[u8]) -> Option<i64> {
+    let text = str::from_utf8(der_value(bytes)?.0).ok()?;
+    let century = match (bytes[0], text.get(..2)?) {
+        (UTC_TIME, year) if year < "50" => "20",
+        (UTC_TIME, _) => "19",
+        _ => "",
+    };
+    let time = PrimitiveDateTime::parse(&format!("{century}{text}"), TIME).ok()?;
+    Some(time.assume_utc().unix_timestamp())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_validity_of_a_certificate() {
+        // From 2050 on the year has four digits.
+        for (year, expected) in [
+            (2031, 1_924_992_000),
+            (2049, 2_493_072_000),
+            (2050, 2_524_608_000),
+        ] {
+            let mut parameters =
+                rcgen::CertificateParams::new(["a.test".to_owned()]).expect("a name");
+            parameters.not_before = rcgen::date_time_ymd(1970, 1, 2);
+            parameters.not_after = rcgen::date_time_ymd(year, 1, 1);
+            let key = rcgen::KeyPair::generate().expect("a key");
+            let certificate = parameters.self_signed(&key).expect("a certificate");
+            let bytes = certificate.der().as_ref();
+            assert_eq!(validity(bytes), Some([86_400, expected]), "{year}");
+            for length in 0..bytes.len().min(200) {
+                assert_eq!(validity(&bytes[..length]), None, "the first {length} bytes");
+            }
+        }
+    }
+}

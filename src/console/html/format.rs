@@ -1,0 +1,165 @@
+//! Formats times, durations and sizes for the pages.
+
+use std::time::Duration;
+
+use maud::{Markup, html};
+
+use crate::text::{count, grouped};
+use crate::when;
+
+/// A time to the minute. The script gives every time a tooltip with the local time.
+pub fn minute(unix: i64) -> Markup {
+    time_element(unix, 16)
+}
+
+pub fn second(unix: i64) -> Markup {
+    time_element(unix, 19)
+}
+
+pub fn date(unix: i64) -> Markup {
+    time_element(unix, 10)
+}
+
+fn time_element(unix: i64, length: usize) -> Markup {
+    match when::iso(unix) {
+        Some(exact) => html! { time datetime=(exact) { (exact[..length].replace('T', " ")) } },
+        None => html! { "–" },
+    }
+}
+
+/// A number; a dash if it was not measured.
+pub fn figure(number: Option<i64>) -> String {
+    number.map_or("–".into(), grouped)
+}
+
+/// A share in percent. Rounding never makes it 0 % or 100 %.
+pub fn rate(part: i64, all: i64) -> String {
+    if all == 0 {
+        return "–".into();
+    }
+    let percent = part as f64 / all as f64 * 100.0;
+    match percent {
+        p if part == all || p == 0.0 => format!("{p:.0} %"),
+        p if p < 0.1 => "< 0.1 %".into(),
+        p if p > 99.99 => "> 99.99 %".into(),
+        p if p > 99.9 => format!("{p:.2} %"),
+        p => format!("{:.1} %", p.min(99.9)),
+    }
+}
+
+/// A duration in the unit that fits it.
+pub fn duration(milliseconds: f64) -> String {
+    match milliseconds {
+        ms if ms < 9.95 => format!("{:.1} ms", ms.max(0.0)),
+        ms if ms < 999.5 => format!("{ms:.0} ms"),
+        ms if ms < 99_950.0 => format!("{:.1} s", ms / 1000.0),
+        ms => format!("{} min", grouped((ms / 60_000.0).round() as i64)),
+    }
+}
+
+/// A duration; a dash if it was not measured.
+pub fn measured_duration(milliseconds: Option<f64>) -> String {
+    milliseconds.map_or("–".into(), duration)
+}
+
+/// A duration to three digits.
+pub fn exact_duration(milliseconds: f64) -> String {
+    let (value, unit) = if milliseconds < 999.5 {
+        (milliseconds, "ms")
+    } else {
+        (milliseconds / 1000.0, "s")
+    };
+    match value {
+        value if value < 9.995 => format!("{value:.2} {unit}"),
+        value if value < 99.95 => format!("{value:.1} {unit}"),
+        value => format!("{} {unit}", grouped(value.round() as i64)),
+    }
+}
+
+/// A duration of seconds to days, in words.
+pub fn long_duration(time: Duration) -> String {
+    let seconds = time.as_secs() as i64;
+    match seconds {
+        0..60 => count(seconds, "second"),
+        60..3600 => count(seconds / 60, "minute"),
+        3600..172_800 => format!(
+            "{}, {}",
+            count(seconds / 3600, "hour"),
+            count(seconds / 60 % 60, "minute")
+        ),
+        _ => format!(
+            "{}, {}",
+            count(seconds / when::DAY, "day"),
+            count(seconds / 3600 % 24, "hour")
+        ),
+    }
+}
+
+pub fn bytes(size: u64) -> String {
+    let kib = size as f64 / 1024.0;
+    match kib {
+        kib if kib < 1024.0 => format!("{kib:.0} KiB"),
+        kib if kib < 1024.0 * 1024.0 => format!("{:.1} MiB", kib / 1024.0),
+        kib => format!("{:.1} GiB", kib / 1024.0 / 1024.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_durations_and_sizes() {
+        assert_eq!(
+            minute(978_307_261).into_string(),
+            "<time datetime=\"2001-01-01T00:01:01Z\">2001-01-01 00:01</time>"
+        );
+        assert_eq!(second(i64::MAX).into_string(), "–");
+        for (ms, text) in [
+            (0.04, "0.0 ms"),
+            (7.26, "7.3 ms"),
+            (42.4, "42 ms"),
+            (1_234.0, "1.2 s"),
+            (600_000.0, "10 min"),
+        ] {
+            assert_eq!(duration(ms), text);
+        }
+        for (ms, text) in [
+            (0.0, "0.00 ms"),
+            (7.256, "7.26 ms"),
+            (42.44, "42.4 ms"),
+            (126.0, "126 ms"),
+            (999.6, "1.00 s"),
+            (12_345.0, "12.3 s"),
+        ] {
+            assert_eq!(exact_duration(ms), text);
+        }
+        for (seconds, text) in [
+            (1, "1 second"),
+            (61, "1 minute"),
+            (7_260, "2 hours, 1 minute"),
+            (180_000, "2 days, 2 hours"),
+        ] {
+            assert_eq!(long_duration(Duration::from_secs(seconds)), text);
+        }
+        assert_eq!(
+            (bytes(4096), bytes(5 << 30)),
+            ("4 KiB".into(), "5.0 GiB".into())
+        );
+    }
+
+    #[test]
+    fn a_rate_is_whole_only_where_it_is() {
+        for (part, all, text) in [
+            (0, 0, "–"),
+            (0, 9, "0 %"),
+            (9, 9, "100 %"),
+            (1, 3, "33.3 %"),
+            (1, 100_000, "< 0.1 %"),
+            (9_996, 10_000, "99.96 %"),
+            (999_999, 1_000_000, "> 99.99 %"),
+        ] {
+            assert_eq!(rate(part, all), text, "{part} of {all}");
+        }
+    }
+}

@@ -1,0 +1,376 @@
+//! A key's pages: creating, changing and revoking it.
+
+mod form;
+pub mod list;
+
+use maud::{Markup, PreEscaped, html};
+
+use self::form::{KeyForm, KeyTerms, WrongField};
+use self::list::{KeyListView, budget_bar, expiry_badge, recent_sums};
+use super::html::format;
+use super::layout::{self, copy_box, form_token};
+use super::page::{Operator, PageError, PageResult};
+use crate::checks::is_local;
+use crate::http::{Request, Response};
+use crate::keys::{Key, KeyChange, KeyChanged, KeyState, NewKey, Permission};
+use crate::ledger::{Filter, Sums};
+use crate::secret::{SecretDigest, new_secret, secret_hex};
+use crate::text::{count, grouped};
+
+/// The number of random bytes that identify a form for a new key.
+const ONCE_BYTES: usize = 16;
+
+/// The notice of a form that was sent after the end of the session.
+const NOT_SAVED_YET: PreEscaped<&str> = PreEscaped(
+    "<p class=\"notice\" role=\"status\">Your session had ended, so nothing was saved. Check the form, then send it again.</p>",
+);
+
+pub fn new(operator: &Operator) -> PageResult {
+    let request = operator.request;
+    let wanted = KeyForm::typed(request).unwrap_or_else(|| KeyForm::new(request.now));
+    Ok(form(operator, &wanted, None))
+}
+
+fn form(operator: &Operator, wanted: &KeyForm, wrong: Option<&WrongField>) -> Response {
+    let content = html! {
+        main.narrow {
+            h1 { "Create an API key" }
+            @if let Some((_, message)) = wrong { p.alert role="alert" { (message) } }
+            @else if operator.request.typed().is_some() { (NOT_SAVED_YET) }
+            form method="post" action="/keys" {
+                (form_token(operator.session))
+                input type="hidden" name="once" value=(secret_hex::<ONCE_BYTES>());
+                (wanted.fields(None, wrong))
+                div.buttons {
+                    button.primary type="submit" { "Create key" }
+                    a.button href=(KeyListView::read(&operator.request.query).address()) { "Cancel" }
+                }
+            }
+        }
+    };
+    let status = if wrong.is_some() { 400 } else { 200 };
+    layout::operator_page(operator, status, "/keys", "Create an API key", &content)
+}
+
+pub fn create(operator: &Operator) -> PageResult {
+    let request = operator.request;
+    let wanted = KeyForm::read(&request.form, request.now);
+    let KeyTerms {
+        name,
+        expires,
+        concurrent,
+        budget,
+    } = match wanted.check(None, request.now) {
+        Ok(terms) => terms,
+        Err(wrong) => return Ok(form(operator, &wanted, Some(&wrong))),
+    };
+    let secret = new_secret();
+    let id = id_for(request.form.get("once")).ok_or(PageError::Stale)?;
+    let permissions = &wanted.permissions;
+    let key = NewKey {
+        name: &name,
+        permissions,
+        created: request.now,
+        expires,
+        concurrent,
+        budget,
+    };
+    if !operator
+        .console
+        .store
+        .keys
+        .add_as(&id, &secret, &key, &request.actor())?
+    {
+        return Ok(layout::redirect(&format!("/keys?made={id}")));
+    }
+    log::info!("console: {id} was created");
+    let content = html! {
+        main.narrow {
+            h1 { "Your new key" }
+            p { strong.text { (wanted.name) } " · " code { (id) } }
+            p.notice role="status" { strong { "Copy it now." } " Not stored, so it can’t be displayed again." }
+            (copy_box("The key", "secret", &secret))
+            (example(operator, &wanted.permissions, &secret))
+            p { a.button.primary href="/keys" { "Done" } }
+        }
+    };
+    Ok(layout::operator_page(
+        operator,
+        200,
+        "/keys",
+        "Your new key",
+        &content,
+    ))
+}
+
+/// The id of the key that a form creates. It is derived from the form's random number, so the database refuses a second key from
+/// the same form, sent at the same time or after a restart.
+fn id_for(once: &str) -> Option<String> {
+    let is_ours = once.len() == 2 * ONCE_BYTES && once.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_ours.then(|| format!("key_{}", hex::encode(&SecretDigest::of(once).0[..8])))
+}
+
+/// The address, the model and a first request for a new key.
+fn example(operator: &Operator, permissions: &[Permission], secret: &str) -> Markup {
+    let Request { head, client, .. } = operator.request.http;
+    let authority = head.authority();
+    let port = authority
+        .rfind(':')
+        .filter(|at| !authority[*at..].contains(']'))
+        .map_or("", |at| &authority[at..]);
+    let (scheme, https_port) = if client.secure {
+        ("https", port)
+    } else {
+        ("http", "")
+    };
+    if permissions.contains(&Permission::Completions) {
+        let host = operator
+            .console
+            .config
+            .api_hosts
+            .first()
+            .map_or("localhost", String::as_str);
+        // Over a network a key is sent by HTTPS only, also if the operator uses HTTP here.
+        let (scheme, port) = if is_local(host) {
+            (scheme, port)
+        } else {
+            ("https", https_port)
+        };
+        let host = if host.contains(':') {
+            format!("[{host}]")
+        } else {
+            host.to_owned()
+        };
+        let command = format!(
+            "curl {scheme}://{host}{port}/v1/chat/completions \\\n  -H 'Authorization: Bearer {secret}' \\\n  \
+             -H 'Content-Type: application/json' \\\n  -d '{{\"model\": \"adriaticum\", \"messages\": [{{\"role\": \
+             \"user\", \"content\": \"Say hello.\"}}]}}'"
+        );
+        return html! {
+            (copy_box("Base URL", "base", &format!("{scheme}://{host}{port}/v1")))
+            (copy_box("Model", "model", "adriaticum"))
+            (copy_box("A first request", "curl", &command))
+        };
+    }
+    let command =
+        format!("curl {scheme}://{authority}/metrics -H 'Authorization: Bearer {secret}'");
+    copy_box("The metrics", "curl", &command)
+}
+
+enum NotSaved {
+    Wrong(WrongField),
+    /// Another operator or command has changed the key since.
+    Meanwhile,
+    /// The session had ended when the form was sent.
+    SignedOut,
+}
+
+pub fn page(operator: &Operator, id: &str) -> PageResult {
+    let request = operator.request;
+    let key = operator
+        .console
+        .store
+        .keys
+        .get(id)?
+        .ok_or(PageError::NotFound)?;
+    let Some(wanted) = KeyForm::typed(request) else {
+        return key_page(operator, &key, &KeyForm::from_key(&key, request.now), None);
+    };
+    let is_same = request.query.get("version") == key.version();
+    let why = if is_same {
+        NotSaved::SignedOut
+    } else {
+        NotSaved::Meanwhile
+    };
+    key_page(operator, &key, &wanted, Some(&why))
+}
+
+pub fn change(operator: &Operator, id: &str) -> PageResult {
+    let Operator {
+        console, request, ..
+    } = *operator;
+    let key = console.store.keys.get(id)?.ok_or(PageError::NotFound)?;
+    let wanted = KeyForm::read(&request.form, request.now);
+    let not_saved = |key: &Key, why| key_page(operator, key, &wanted, Some(&why));
+    let KeyTerms {
+        name,
+        expires,
+        concurrent,
+        budget,
+    } = match wanted.check(key.expires, request.now) {
+        Ok(terms) => terms,
+        Err(wrong) => return not_saved(&key, NotSaved::Wrong(wrong)),
+    };
+    let changes = [
+        KeyChange::Name(name),
+        KeyChange::Permissions(wanted.permissions.clone()),
+        KeyChange::Expires(expires),
+        KeyChange::Concurrent(concurrent),
+        KeyChange::Budget(budget),
+    ];
+    match console.store.keys.change(
+        id,
+        Some(request.form.get("version")),
+        &changes,
+        &request.actor(),
+    )? {
+        KeyChanged::Done => {
+            log::info!("console: {id} was changed");
+            Ok(layout::redirect(
+                &KeyListView::read(&request.query).address_after("changed", id),
+            ))
+        }
+        KeyChanged::NoSuchKey => Err(PageError::NotFound),
+        KeyChanged::Meanwhile(key) => not_saved(&key, NotSaved::Meanwhile),
+    }
+}
+
+/// Everything about a key, and the form that changes it. A revoked key has no form.
+fn key_page(
+    operator: &Operator,
+    key: &Key,
+    wanted: &KeyForm,
+    not_saved: Option<&NotSaved>,
+) -> PageResult {
+    let Operator {
+        console,
+        request,
+        session,
+    } = *operator;
+    let filter = Filter {
+        key_id: Some(&key.id),
+        ..Filter::ALL
+    };
+    let sums = recent_sums(&console.store, filter, request.now)?
+        .remove(&key.id)
+        .unwrap_or_default();
+    let list = KeyListView::read(&request.query);
+    let address = list.key_address(&key.id, "");
+    let (status, wrong) = match not_saved {
+        None | Some(NotSaved::SignedOut) => (200, None),
+        Some(NotSaved::Wrong(wrong)) => (400, Some(wrong)),
+        Some(NotSaved::Meanwhile) => (409, None),
+    };
+    let content = html! {
+        main.narrow {
+            p.crumbs { a href=(list.address()) { "Back to API keys" } }
+            h1.text { (key.name) }
+            @match not_saved {
+                None => {}
+                Some(NotSaved::SignedOut) => (NOT_SAVED_YET),
+                Some(NotSaved::Wrong((_, message))) => p.alert role="alert" { (message) " Nothing was changed." },
+                Some(NotSaved::Meanwhile) => p.alert role="alert" {
+                    @if key.revoked.is_some() { "The key was revoked since you opened this form. Nothing was changed." }
+                    @else {
+                        "The key was changed since you opened this form, and is now as listed below. Your changes are in the form \
+                         and not saved: check them, then save again, or " a href=(address) { "discard them" } "."
+                    }
+                },
+            }
+            (facts(key, &sums, not_saved.is_some() || key.revoked.is_some(), request.now))
+            @if key.revoked.is_none() {
+                form method="post" action=(address) {
+                    (form_token(session))
+                    input type="hidden" name="version" value=(key.version());
+                    (wanted.fields(key.expires, wrong))
+                    div.buttons {
+                        button.primary type="submit" { "Save changes" }
+                        a.button href=(list.address()) { "Cancel" }
+                        a.button.danger href=(list.key_address(&key.id, "/revoke")) { "Revoke key" }
+                    }
+                }
+            }
+        }
+    };
+    Ok(layout::operator_page(
+        operator, status, "/keys", &key.name, &content,
+    ))
+}
+
+/// The facts about a key; with its terms, if the form has others or there is none.
+fn facts(key: &Key, sums: &Sums, with_terms: bool, now: i64) -> Markup {
+    let time = |time: Option<i64>| html! { @match time { Some(time) => (format::minute(time)), None => "never" } };
+    html! {
+        dl.facts {
+            dt { "Key" } dd { code { (key.hint.as_deref().unwrap_or("unknown")) } }
+            dt { "Id" } dd { code { (key.id) } }
+            dt { "Created" } dd { (time(Some(key.created))) }
+            @if key.revoked.is_some() { dt { "Revoked" } dd { (time(key.revoked)) } }
+            @if with_terms { dt { "Permissions" } dd { (Permission::join(&key.permissions).replace(',', ", ")) } }
+            @if with_terms || key.state(now) != KeyState::Active { dt { "Expires" } dd { (time(key.expires)) (expiry_badge(key, now)) } }
+            @if with_terms {
+                dt { "Concurrent requests" } dd { @match key.concurrent { Some(number) => (number), None => "any number" } }
+            }
+            @if let Some(budget) = &key.budget {
+                dt { "Budget" }
+                dd {
+                    (budget_bar(budget)) br;
+                    span.muted { (grouped(budget.used)) " used, renewed at " (format::minute(budget.budget.per.around(now).until)) " UTC" }
+                }
+            }
+            dt { "Last used" } dd { (time(key.last_used)) }
+            dt { "Last 30 days" }
+            dd {
+                @let filter = format!("range=30d&key={}", key.id);
+                a href=(format!("/requests?{filter}")) { (count(sums.requests, "request")) } ", "
+                a href=(format!("/requests?{filter}&outcome=failed")) { (count(sums.errors, "error")) } ", "
+                a href=(format!("/usage?{filter}")) { (count(sums.total_tokens, "token")) }
+            }
+        }
+    }
+}
+
+pub fn confirm_revoke(operator: &Operator, id: &str) -> PageResult {
+    let list = KeyListView::read(&operator.request.query);
+    let key = operator
+        .console
+        .store
+        .keys
+        .get(id)?
+        .ok_or(PageError::NotFound)?;
+    if key.revoked.is_some() {
+        // The browser went back after the revocation: the key's page has its time.
+        return Ok(layout::redirect(&list.key_address(id, "")));
+    }
+    let content = html! {
+        main.narrow {
+            h1 { "Revoke " span.text { (key.name) } "?" }
+            p { "Every request with the key " code { (key.mark()) } " will be refused, from the \
+                 next one on. " strong { "This can’t be undone." } }
+            p {
+                @match key.last_used {
+                    Some(time) => { "It was last used at " (format::minute(time)) " UTC. Its requests stay in the ledger." },
+                    None => "It was never used.",
+                }
+            }
+            form.buttons method="post" {
+                (form_token(operator.session))
+                button.danger type="submit" { "Revoke key" }
+                a.button href=(list.key_address(id, "")) { "Keep it" }
+            }
+        }
+    };
+    Ok(layout::operator_page(
+        operator,
+        200,
+        "/keys",
+        "Revoke a key",
+        &content,
+    ))
+}
+
+pub fn revoke(operator: &Operator, id: &str) -> PageResult {
+    let request = operator.request;
+    if !operator
+        .console
+        .store
+        .keys
+        .revoke(id, request.now, &request.actor())?
+    {
+        return Err(PageError::NotFound);
+    }
+    log::info!("console: {id} was revoked");
+    Ok(layout::redirect(
+        &KeyListView::read(&request.query).address_after("revoked", id),
+    ))
+}

@@ -1,0 +1,172 @@
+//! The requests page: rows of the ledger, the newest first.
+
+use maud::{Markup, html};
+
+use super::details::{self, gateway_name, outcome};
+use crate::console::{
+    html::{
+        format::{self, figure, measured_duration},
+        table::{cards, heading, page_links},
+    },
+    layout,
+    page::{Operator, PageResult},
+    usage::{filters::filters, view::UsageView},
+};
+use crate::id::RequestId;
+use crate::ledger::{LedgerRow, Listing};
+use crate::text::grouped;
+
+const ROWS_PER_PAGE: usize = 50;
+
+/// The last one is for a database that several gateways share.
+const COLUMNS: [&str; 9] = [
+    "Time (UTC)",
+    "Request",
+    "Key",
+    "Outcome",
+    "Tokens in",
+    "Tokens out",
+    "Runtime",
+    "Total",
+    "Gateway",
+];
+
+pub fn page(operator: &Operator) -> PageResult {
+    let Operator {
+        console, request, ..
+    } = *operator;
+    let keys = console.store.keys.list()?;
+    let view = UsageView::from_request(operator)?.with_key(&console.store, &keys)?;
+    let gateways = console.shared_gateways()?;
+    let id = |name| Some(request.query.get(name)).filter(|id| details::is_id(id));
+    let (before, after) = (id("before"), id("after"));
+    let listing = match after {
+        Some(after) => {
+            let mut listing =
+                console
+                    .store
+                    .ledger
+                    .oldest(&view.row_filter(), Some(after), ROWS_PER_PAGE)?;
+            listing.rows.reverse();
+            listing
+        }
+        None => console
+            .store
+            .ledger
+            .newest(&view.row_filter(), before, ROWS_PER_PAGE)?,
+    };
+    let is_cut = listing.searched_to.is_some();
+    let (later, earlier) = match after {
+        Some(_) => (
+            listing.next.clone(),
+            listing.rows.last().map(|row| row.request_id.clone()),
+        ),
+        None => {
+            let first = listing.rows.first().map(|row| row.request_id.as_str());
+            (
+                before.map(|before| first.unwrap_or(before).to_owned()),
+                listing.next.clone(),
+            )
+        }
+    };
+    let newest = view.address("/requests");
+    let address = |name: &str, id: &str| format!("{newest}&{name}={id}");
+    let text = if is_cut && after.is_some() {
+        "← Search later requests"
+    } else {
+        "← Later requests"
+    };
+    let previous = later.map(|id| [("« Newest", newest.clone()), (text, address("after", &id))]);
+    let text = if is_cut && after.is_none() {
+        "Search earlier requests →"
+    } else {
+        "Earlier requests →"
+    };
+    let next = earlier.map(|id| (text, address("before", &id)));
+    let place = before
+        .map(|id| address("before", id))
+        .or(after.map(|id| address("after", id)));
+    let here = place.unwrap_or_else(|| newest.clone());
+    let content = html! {
+        main {
+            div.head {
+                h1 { "Requests" }
+                (details::find_form())
+            }
+            (filters(&view, "/requests", &keys, &gateways))
+            @if view.key_text.is_empty() {
+                (list(&view, &listing, after.is_some(), gateways.len() > 1, &here))
+                (page_links(previous.as_ref().map_or(&[], |links| links), "", next))
+            }
+        }
+    };
+    Ok(layout::operator_page(
+        operator,
+        200,
+        "/requests",
+        "Requests",
+        &content,
+    ))
+}
+
+/// The table. A request's page has the query of `here`, so that it leads back.
+fn list(
+    view: &UsageView,
+    listing: &Listing,
+    is_forward: bool,
+    with_gateway: bool,
+    here: &str,
+) -> Markup {
+    let columns = if with_gateway {
+        COLUMNS.len()
+    } else {
+        COLUMNS.len() - 1
+    };
+    let rows = listing
+        .rows
+        .iter()
+        .map(|row| cells(row, here).into_iter().take(columns).collect());
+    let searched = listing.searched_to.as_ref().map(|last| {
+        let way = if is_forward { "up" } else { "back" };
+        let end = format::second(RequestId::time_of(last).unwrap_or(0));
+        html! { "Searched " (grouped(view.row_filter().searched_rows())) " requests, " (way) " to " (end) "." }
+    });
+    html! {
+        p.export {
+            a href=(view.without_row_filters().address("/usage")) { "Figures" } " of this range. Export the rows: "
+            a href=(view.address("/requests/export.csv")) download { "CSV" } " "
+            a href=(view.address("/requests/export.json")) download { "JSON" }
+        }
+        @if listing.rows.is_empty() {
+            section.empty {
+                h2 { @if searched.is_some() { "None found yet" } @else { "No requests" } }
+                p { @match searched { Some(searched) => (searched), None => "None matches the range and the filters." } }
+            }
+        } @else {
+            (cards("requests", &COLUMNS.map(heading)[..columns], rows))
+            @if let Some(searched) = searched { p.notice { (searched) } }
+        }
+    }
+}
+
+fn cells(row: &LedgerRow, here: &str) -> [Markup; COLUMNS.len()] {
+    let id = &row.request_id;
+    // Its first digits are the time.
+    let short_id = id
+        .get(id.len().saturating_sub(6)..)
+        .map_or(id.clone(), |end| format!("chatcmpl_…{end}"));
+    [
+        format::second(row.created),
+        html! { a href=(here.replacen("/requests", &format!("/requests/{id}"), 1)) { code { (short_id) } } },
+        html! { a.text href=(format!("/keys/{}", row.key_id)) { (row.key_name) } },
+        html! {
+            (outcome(row.status, row.error_code.as_deref()))
+            @if let Some(cause) = &row.cause { " " span.muted.cause { (cause) } }
+        },
+        html! { (figure(row.tokens.prompt_tokens)) },
+        html! { (figure(row.tokens.completion_tokens)) },
+        html! { (measured_duration(row.runtime_ms)) },
+        html! { (measured_duration(row.duration_ms)) },
+        html! { (gateway_name(&row.gateway)) },
+    ]
+}

@@ -1,0 +1,5 @@
+//! The pages about single requests, and their export.
+
+pub mod details;
+pub mod export;
+pub mod list;

@@ -1,0 +1,61 @@
+//! The console's state, which all pages share.
+
+use std::io;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use super::session::browsers::KnownBrowsers;
+use super::session::throttle::SignInThrottle;
+use super::status::check_runner::CheckRunner;
+use crate::config::Config;
+use crate::database::DatabaseError;
+use crate::ledger::Gateway;
+use crate::monitoring::MonitoringEndpoints;
+use crate::store::Store;
+
+pub struct Console {
+    pub(super) config: Arc<Config>,
+    pub(super) store: Arc<Store>,
+    pub(super) started: Instant,
+    pub(super) browsers: KnownBrowsers,
+    pub(super) sign_ins: Mutex<SignInThrottle>,
+    pub(super) checks: CheckRunner,
+    /// The number of exports in progress.
+    pub(super) exports: Arc<AtomicUsize>,
+    pub monitoring: MonitoringEndpoints,
+}
+
+impl Console {
+    /// Fails if the system does not allow another thread.
+    pub fn new(
+        config: Arc<Config>,
+        store: Arc<Store>,
+        monitoring: MonitoringEndpoints,
+    ) -> io::Result<Self> {
+        Ok(Self {
+            browsers: KnownBrowsers::read(&store),
+            sign_ins: Mutex::new(SignInThrottle::new()),
+            config,
+            store,
+            started: Instant::now(),
+            checks: CheckRunner::new()?,
+            exports: Arc::default(),
+            monitoring,
+        })
+    }
+
+    /// The gateways that share the database; empty if it is a file.
+    pub(super) fn shared_gateways(&self) -> Result<Vec<Gateway>, DatabaseError> {
+        if self.config.database.file().is_some() {
+            Ok(Vec::new())
+        } else {
+            self.store.ledger.gateways()
+        }
+    }
+
+    /// Starts the checks of the status page if their results are older than `max_age`.
+    pub(super) fn start_checks(&self, max_age: Duration) {
+        self.checks.start(&self.config, &self.store, max_age);
+    }
+}

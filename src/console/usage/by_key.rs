@@ -1,0 +1,128 @@
+//! The table of the usage by key.
+
+use std::cmp::Ordering;
+
+use maud::{Markup, html};
+
+use super::report::{KeyUsage, UsageReport, tokens};
+use super::view::{COLUMNS, UsageView};
+use crate::console::html::{
+    format::{figure, rate},
+    table::{Pages, SortOrder, scrolling},
+};
+use crate::text::grouped;
+
+const KEYS_PER_PAGE: usize = 20;
+
+/// Compares two keys; equal ones are in the order of their names.
+fn compare(order: SortOrder, a: &KeyUsage, b: &KeyUsage) -> Ordering {
+    let by_name = || (a.name.to_lowercase(), &a.id).cmp(&(b.name.to_lowercase(), &b.id));
+    let figure = |key: &KeyUsage| match order.column {
+        "requests" => key.shown.requests as f64,
+        "success" => key.all.succeeded() as f64 / key.all.requests as f64,
+        "in" => key.shown.prompt_tokens as f64,
+        "out" => key.shown.completion_tokens as f64,
+        _ => key.shown.total_tokens as f64,
+    };
+    let ascending = if order.column == "key" {
+        by_name()
+    } else {
+        figure(a).total_cmp(&figure(b))
+    };
+    order.direct(ascending).then_with(by_name)
+}
+
+/// The section of the usage page.
+pub fn section(view: &UsageView, report: &UsageReport, page: usize) -> Markup {
+    let pages = Pages::new(report.keys.len(), KEYS_PER_PAGE, page);
+    let address = |page: usize| format!("{}&page={page}#by-key", view.address("/usage"));
+    html! {
+        section #by-key {
+            h2 { "By key" }
+            (table(view, report, &pages))
+            (pages.links("key", address))
+        }
+    }
+}
+
+fn table(view: &UsageView, report: &UsageReport, pages: &Pages) -> Markup {
+    let mut keys: Vec<&KeyUsage> = report.keys.iter().collect();
+    keys.sort_by(|a, b| compare(view.order, a, b));
+    let headings = COLUMNS.map(|column| {
+        let sorted = UsageView {
+            order: view.order.after_click(&column),
+            ..view.clone()
+        };
+        view.order.heading(
+            &column,
+            column.heading,
+            &format!("{}#by-key", sorted.address("/usage")),
+        )
+    });
+    let cells = |key: &KeyUsage| {
+        let KeyUsage {
+            name, all, shown, ..
+        } = key;
+        let [prompt, completion, total] = tokens(shown);
+        let key_view = UsageView {
+            key: Some(key.id.clone()),
+            ..view.clone()
+        };
+        vec![
+            html! { a.text href=(key_view.address("/usage")) { (name) } },
+            html! { a href=(key_view.address("/requests")) { (grouped(shown.requests)) } },
+            html! { (rate(all.succeeded(), all.requests)) },
+            html! { (figure(prompt)) },
+            html! { (figure(completion)) },
+            html! { (figure(total)) },
+            html! { (total.map_or("–".into(), |total| rate(total, report.all.total_tokens))) },
+        ]
+    };
+    let rows = keys[pages.shown.clone()].iter().map(|key| cells(key));
+    scrolling("by-key numbers", "Usage by key", &headings, rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::console::usage::view::DEFAULT_ORDER;
+    use crate::ledger::Sums;
+
+    fn key(name: &str, requests: i64, succeeded: i64, total_tokens: i64) -> KeyUsage {
+        let sums = Sums {
+            requests,
+            errors: requests - succeeded,
+            total_tokens,
+            ..Sums::default()
+        };
+        KeyUsage {
+            id: format!("key_{name}"),
+            name: name.into(),
+            all: sums.clone(),
+            shown: sums,
+            ..KeyUsage::default()
+        }
+    }
+
+    #[test]
+    fn every_column_sorts_both_ways() {
+        let keys = [key("a", 5, 5, 10), key("B", 9, 3, 30), key("c", 1, 1, 20)];
+        for (word, expected) in [
+            ("", "B c a"),
+            ("-tokens", "B c a"),
+            ("tokens", "a c B"),
+            ("-requests", "B a c"),
+            ("requests", "c a B"),
+            ("-success", "a c B"),
+            ("key", "a B c"),
+            ("-key", "c B a"),
+            ("nonsense", "B c a"),
+        ] {
+            let order = SortOrder::parse(word, &COLUMNS).unwrap_or(DEFAULT_ORDER);
+            let mut sorted: Vec<&KeyUsage> = keys.iter().collect();
+            sorted.sort_by(|a, b| compare(order, a, b));
+            let names: Vec<&str> = sorted.iter().map(|key| key.name.as_str()).collect();
+            assert_eq!(names.join(" "), expected, "{word}");
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Decides whether an answer has to be grounded, and asks Search. If Search is needed and
+//! unavailable, there is no answer: the model would make one up.
+
+mod decision;
+mod quotation;
+
+use std::time::Instant;
+
+use regex_lite::Regex;
+
+pub use quotation::Quotation;
+
+use crate::config::{GroundingMode, SearchConfig};
+use crate::error::{ApiError, Failure};
+use crate::ledger::LedgerRow;
+use crate::runtime::{Chat, RequestCost, Role, Runtimes};
+use crate::search::Search;
+use crate::when::milliseconds;
+
+pub struct Grounding {
+    search: Search,
+    mode: GroundingMode,
+    patterns: Vec<Regex>,
+}
+
+impl Grounding {
+    /// Returns `None` if no answer is grounded.
+    pub fn new(config: &SearchConfig, workers: usize, worker_share: usize) -> Option<Self> {
+        if config.grounding == GroundingMode::Off {
+            return None;
+        }
+        let search = Search::new(config, workers, worker_share)?;
+        Some(Self {
+            search,
+            mode: config.grounding,
+            patterns: config.patterns.clone(),
+        })
+    }
+
+    /// Asks Search if the conversation needs it, and adds the passages to the conversation. The row
+    /// gets the figures of the search, even if it fails.
+    pub fn ground(
+        &self,
+        runtimes: &Runtimes,
+        chat: &mut Chat,
+        cost: &mut RequestCost,
+        row: &mut LedgerRow,
+    ) -> Result<Option<Quotation>, Failure> {
+        let Some((reason, query)) = self.query(runtimes, chat, cost)? else {
+            return Ok(None);
+        };
+        let started = Instant::now();
+        let found = self.search.find(&query, &row.key_id, &cost.cancellation);
+        row.search_ms = Some(milliseconds(started.elapsed()));
+        row.search_reason = Some(reason.to_owned());
+        let passages = found.map_err(|error| Failure {
+            details: Some(format!("search: {error}")),
+            no_retry: true,
+            ..Failure::new(
+                ApiError::SearchUnavailable,
+                error.cause,
+                "This answer needs Search, which is unavailable. Try again later.",
+            )
+        })?;
+        row.search_results = Some(passages.len() as i64);
+        Ok(Some(Quotation::insert(passages, chat)))
+    }
+
+    /// Returns why Search is needed, in the ledger's words, and the query. Returns `None` if it is
+    /// not needed.
+    fn query(
+        &self,
+        runtimes: &Runtimes,
+        chat: &Chat,
+        cost: &mut RequestCost,
+    ) -> Result<Option<(&'static str, String)>, Failure> {
+        let mut messages = chat.messages.iter();
+        let Some(question) = messages.rfind(|message| message.role == Role::User) else {
+            return Ok(None);
+        };
+        let text = question.content.to_string();
+        Ok(match self.mode {
+            GroundingMode::Always => Some(("always", text)),
+            _ if self.patterns.iter().any(|pattern| pattern.is_match(&text)) => {
+                Some(("match", text))
+            }
+            GroundingMode::Off | GroundingMode::Match => None,
+            GroundingMode::Auto => {
+                decision::ask(runtimes, chat, text, cost)?.map(|query| ("model", query))
+            }
+        })
+    }
+}

@@ -1,0 +1,131 @@
+//! `/metrics`, `/healthz` and `/readyz` on the console's host.
+
+use std::sync::Arc;
+
+use crate::api::{key, reply};
+use crate::background::Readiness;
+use crate::error::{ApiError, Failure, FailureCause};
+use crate::http::{Request, RequestHead, Response};
+use crate::id::RequestId;
+use crate::keys::{Key, Permission};
+use crate::listener::{Acceptor, ListenerState};
+use crate::logging;
+use crate::metrics::{LedgerGauges, Metrics};
+use crate::runtime::Runtimes;
+use crate::store::Store;
+
+const TEXT: &str = "text/plain; charset=utf-8";
+
+/// The content type of Prometheus's text format.
+const METRICS_TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+pub struct MonitoringEndpoints {
+    pub store: Arc<Store>,
+    pub metrics: Arc<Metrics>,
+    pub listener: Arc<ListenerState>,
+    pub readiness: Arc<Readiness>,
+    /// `None` if none is configured.
+    pub runtimes: Option<Arc<Runtimes>>,
+    /// `None` without TLS.
+    pub acceptor: Option<Arc<Acceptor>>,
+}
+
+impl MonitoringEndpoints {
+    /// Answers a probe of `/healthz` or `/readyz` from memory, without waiting for anything. Returns `None` for another path.
+    pub fn probe(&self, head: &RequestHead) -> Option<Response> {
+        match head.path() {
+            "/healthz" => Some(answer_get(head, || plain(200, "ok"))),
+            "/readyz" => Some(answer_get(head, || self.readiness())),
+            _ => None,
+        }
+    }
+
+    /// True if a request presents a key, and not a session.
+    pub fn takes_key(head: &RequestHead) -> bool {
+        head.path() == "/metrics"
+    }
+
+    /// Answers a scrape. Returns `None` if the request is for another path.
+    pub fn answer(&self, request: &Request) -> Option<Response> {
+        let head = &request.head;
+        Self::takes_key(head).then(|| answer_get(head, || self.metrics(request)))
+    }
+
+    fn metrics(&self, request: &Request) -> Response {
+        let id = RequestId::now();
+        match self.admit(&request.head, id.created()) {
+            Ok(_) => {
+                // Without a database there are no budgets, but the other metrics are wanted most.
+                let mut keys = self.store.keys.with_budget().unwrap_or_default();
+                keys.retain(|key| key.is_valid(id.created()));
+                let ledger = LedgerGauges {
+                    is_available: self.store.ledger.outage().is_none(),
+                    wal_bytes: self.store.database.wal_figures().bytes,
+                };
+                let runtimes = self
+                    .runtimes
+                    .as_ref()
+                    .map_or_else(Vec::new, |all| all.status());
+                let expires = self
+                    .acceptor
+                    .as_ref()
+                    .and_then(|acceptor| acceptor.expires());
+                let text = self.metrics.render(
+                    &self.listener.snapshot(),
+                    ledger,
+                    &runtimes,
+                    &keys,
+                    expires,
+                );
+                Response::new(200, METRICS_TEXT, text.into_bytes())
+            }
+            Err(failure) => {
+                if let Some(details) = &failure.details
+                    && logging::allow_refusal_line(failure.cause, request.client.peer)
+                {
+                    log::error!("id={id} cause={} details={details:?}", failure.cause);
+                }
+                reply::error(id, &failure)
+            }
+        }
+    }
+
+    /// Accepts a key with the permission. A scrape is not a request of the API, so it leaves no row.
+    pub fn admit(&self, head: &RequestHead, now: i64) -> Result<Key, Failure> {
+        let key = key::authenticate(&key::digest(head)?, &self.store, now)?;
+        if !key.permissions.contains(&Permission::Metrics) {
+            return Err(Failure::new(
+                ApiError::InsufficientPermission,
+                FailureCause::Permission,
+                "This API key may not read the metrics. Make one that may: \
+                 adriaticum keys create NAME --permission metrics",
+            ));
+        }
+        Ok(key)
+    }
+
+    /// Answers `/readyz`: 200 if a completion could be run now, without asking the runtime.
+    fn readiness(&self) -> Response {
+        let reason = if self.runtimes.is_none() {
+            "No runtime is configured: set runtime.url."
+        } else if self.readiness.probe().is_some() {
+            "The ledger can't be written. The log says why."
+        } else {
+            return plain(200, "ready");
+        };
+        plain(503, reason).with("retry-after", "1")
+    }
+}
+
+/// Answers GET and HEAD, and refuses other methods.
+fn answer_get(head: &RequestHead, response: impl FnOnce() -> Response) -> Response {
+    let response = match head.method() {
+        "GET" | "HEAD" => response(),
+        _ => plain(405, "Only GET and HEAD are answered here.").with("allow", "GET, HEAD"),
+    };
+    response.with("cache-control", "no-store")
+}
+
+fn plain(status: u16, line: &str) -> Response {
+    Response::new(status, TEXT, format!("{line}\n").into_bytes())
+}
