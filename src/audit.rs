@@ -116,15 +116,15 @@ impl AuditRow {
 
     fn read(mut row: Row) -> Result<Self> {
         Ok(Self {
-            id: row.next()?,
-            created: row.next()?,
-            action: row.next()?,
-            via: row.next()?,
-            actor: row.next()?,
-            details: row.next()?,
-            times: row.next()?,
-            key_id: row.next()?,
-            key_name: row.next()?,
+            id: row.column()?,
+            created: row.column()?,
+            action: row.column()?,
+            via: row.column()?,
+            actor: row.column()?,
+            details: row.column()?,
+            times: row.column()?,
+            key_id: row.column()?,
+            key_name: row.column()?,
         })
     }
 }
@@ -435,7 +435,7 @@ mod tests {
             memory_kib: 8,
             passes: 1,
         };
-        credentials::set_password(&store, password.clone(), &by).expect("a password");
+        credentials::set_password(store, password.clone(), &by).expect("a password");
         store.tamper("ALTER TABLE audit RENAME TO elsewhere");
         let name = KeyName::parse("x").expect("a name");
         let key = NewKey {
@@ -458,12 +458,12 @@ mod tests {
             (SecretDigest::of("a"), TokenKind::Session, 9),
             (SecretDigest::of("b"), TokenKind::Browser, 9),
         ];
-        assert!(credentials::sign_in(&store, tokens, 1, &password, &by).is_err());
+        assert!(credentials::sign_in(store, tokens, 1, &password, &by).is_err());
         let other = PasswordHash {
             hash: vec![3],
             ..password.clone()
         };
-        assert!(credentials::set_password(&store, other, &by).is_err());
+        assert!(credentials::set_password(store, other, &by).is_err());
         let keys = store.keys.list().expect("the keys");
         assert_eq!(keys.len(), 2);
         assert!(
@@ -471,11 +471,10 @@ mod tests {
                 .all(|key| key.expires.is_none() && key.revoked.is_none())
         );
         assert!(
-            !credentials::has_token(&store, &tokens[0].0, TokenKind::Session, 1)
-                .expect("a look-up")
+            !credentials::has_token(store, &tokens[0].0, TokenKind::Session, 1).expect("a look-up")
         );
         assert_eq!(
-            credentials::password(&store).expect("a look-up"),
+            credentials::password(store).expect("a look-up"),
             Some(password)
         );
     }
@@ -491,7 +490,7 @@ mod tests {
             memory_kib: 8,
             passes: 1,
         };
-        credentials::set_password(&store, password.clone(), &Actor::command("ana".into()))
+        credentials::set_password(store, password.clone(), &Actor::command("ana".into()))
             .expect("a password");
         assert_eq!(only(store, "password_set").1, "ana");
         let fail = |address: &str, now| {
@@ -538,10 +537,10 @@ mod tests {
             hash: vec![3],
             ..password.clone()
         };
-        assert!(!credentials::sign_in(&store, tokens, 1, &wrong, &web).expect("another password"));
+        assert!(!credentials::sign_in(store, tokens, 1, &wrong, &web).expect("another password"));
         assert!(rows(store).iter().all(|row| row.action != "signed_in"));
         fail("192.0.2.8", 201);
-        assert!(credentials::sign_in(&store, tokens, 1, &password, &web).expect("a sign-in"));
+        assert!(credentials::sign_in(store, tokens, 1, &password, &web).expect("a sign-in"));
         assert_eq!(only(store, "signed_in").1, "192.0.2.1");
         assert_eq!(
             failed().len(),

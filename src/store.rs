@@ -70,7 +70,7 @@ impl Store {
         };
         match self
             .database
-            .look_up("SELECT target FROM moved", &[], |mut row| row.next())?
+            .look_up("SELECT target FROM moved", &[], |mut row| row.column())?
         {
             Some(target) => {
                 let source = path.canonicalize().unwrap_or_else(|_| path.clone());
@@ -310,7 +310,7 @@ pub(crate) mod tests {
         let temporary = Temporary::sqlite();
         let plan = |statement: &str| {
             let explain = format!("EXPLAIN QUERY PLAN {statement}");
-            let read = |row: Row| Row::new(row.values().split_off(3)).next::<String>();
+            let read = |row: Row| Row::new(row.values().split_off(3)).column::<String>();
             let highest = (1..9)
                 .filter(|number| statement.contains(&format!("${number}")))
                 .max();

@@ -183,7 +183,7 @@ impl<'a> PageRequest<'a> {
             return Ok(None);
         };
         let is_valid = credentials::has_token(
-            &store,
+            store,
             &SecretDigest::of(cookie),
             TokenKind::Session,
             self.now,

@@ -47,14 +47,14 @@ const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An open database.
 pub enum Database {
-    Sqlite(Sqlite),
+    Sqlite(Box<Sqlite>),
     Postgres(Postgres),
 }
 
 /// A transaction, which is rolled back if it is dropped before its commit.
 enum Transaction<'a> {
     Sqlite(SqliteTransaction<'a>),
-    Postgres(PgSession),
+    Postgres(Box<PgSession>),
 }
 
 impl Transaction<'_> {
@@ -89,7 +89,7 @@ impl Database {
     ) -> Result<Self> {
         Ok(match location {
             DatabaseLocation::Sqlite(path) => {
-                Self::Sqlite(Sqlite::open(path, schema, access, progress)?)
+                Self::Sqlite(Box::new(Sqlite::open(path, schema, access, progress)?))
             }
             DatabaseLocation::Postgres(uri) => {
                 Self::Postgres(Postgres::open(uri, schema, CONNECTIONS, access)?)
@@ -116,7 +116,7 @@ impl Database {
     fn begin(&self, mode: TransactionMode) -> Result<Transaction<'_>> {
         match self {
             Self::Sqlite(sqlite) => sqlite.begin(mode).map(Transaction::Sqlite),
-            Self::Postgres(postgres) => postgres.begin(mode).map(Transaction::Postgres),
+            Self::Postgres(postgres) => Ok(Transaction::Postgres(Box::new(postgres.begin(mode)?))),
         }
     }
 

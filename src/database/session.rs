@@ -67,7 +67,7 @@ impl Session<'_> {
 
     /// The only value of a statement that always has one row.
     pub fn value<T: FromValue>(&self, statement: &str, parameters: &[SqlValue]) -> Result<T> {
-        self.first(statement, parameters, |mut row| row.next())?
+        self.first(statement, parameters, |mut row| row.column())?
             .ok_or(DatabaseError::NoRow)
     }
 }

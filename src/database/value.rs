@@ -91,7 +91,7 @@ impl Row {
         self.0.collect()
     }
 
-    pub fn next<T: FromValue>(&mut self) -> Result<T> {
+    pub fn column<T: FromValue>(&mut self) -> Result<T> {
         let value = self.0.next().unwrap_or(SqlValue::Null);
         T::from_value(value)
             .ok_or_else(|| DatabaseError::Damaged("a column holds a value of another type".into()))
@@ -110,9 +110,9 @@ mod tests {
             SqlValue::Text("x".into()),
             SqlValue::Blob(vec![1]),
         ]);
-        assert_eq!(row.next::<i64>().expect("a number"), 7);
-        assert_eq!(row.next::<Option<f64>>().expect("nothing"), None);
-        assert!(row.next::<i64>().is_err(), "text is no number");
-        assert!(row.next::<[u8; 32]>().is_err(), "a hash has 32 bytes");
+        assert_eq!(row.column::<i64>().expect("a number"), 7);
+        assert_eq!(row.column::<Option<f64>>().expect("nothing"), None);
+        assert!(row.column::<i64>().is_err(), "text is no number");
+        assert!(row.column::<[u8; 32]>().is_err(), "a hash has 32 bytes");
     }
 }

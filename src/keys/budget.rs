@@ -110,8 +110,8 @@ pub struct KeyBudget {
 impl KeyBudget {
     /// Reads [`budget_columns`].
     pub(super) fn read(row: &mut Row) -> Result<Option<Self>> {
-        let (tokens, per): (Option<i64>, Option<String>) = (row.next()?, row.next()?);
-        let used: Option<i64> = row.next()?;
+        let (tokens, per): (Option<i64>, Option<String>) = (row.column()?, row.column()?);
+        let used: Option<i64> = row.column()?;
         let Some(tokens) = tokens else {
             return Ok(None);
         };

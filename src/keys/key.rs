@@ -325,19 +325,19 @@ fn time_or_never(time: Option<i64>) -> String {
 
 pub fn read_key(mut row: Row) -> Result<Key> {
     Ok(Key {
-        id: row.next()?,
-        name: row.next()?,
-        hint: row.next()?,
+        id: row.column()?,
+        name: row.column()?,
+        hint: row.column()?,
         permissions: row
-            .next::<String>()?
+            .column::<String>()?
             .split(',')
             .filter_map(Permission::parse)
             .collect(),
-        created: row.next()?,
-        expires: row.next()?,
-        last_used: row.next()?,
-        revoked: row.next()?,
-        concurrent: row.next()?,
+        created: row.column()?,
+        expires: row.column()?,
+        last_used: row.column()?,
+        revoked: row.column()?,
+        concurrent: row.column()?,
         budget: KeyBudget::read(&mut row)?,
     })
 }

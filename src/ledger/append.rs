@@ -203,7 +203,7 @@ impl Ledger {
             if number == 0 {
                 head = Some(ChainLink::read(row)?);
             } else if let Some(revoked) = &mut revoked {
-                revoked.insert(row.next()?, row.next()?);
+                revoked.insert(row.column()?, row.column()?);
             }
             Ok(())
         })?;
@@ -230,7 +230,7 @@ impl Ledger {
     /// The time when the newest row was created.
     pub fn newest_row(&self) -> Result<Option<i64>> {
         let newest = "SELECT created FROM usage ORDER BY request_id DESC LIMIT 1";
-        self.database.look_up(newest, &[], |mut row| row.next())
+        self.database.look_up(newest, &[], |mut row| row.column())
     }
 }
 
@@ -362,7 +362,7 @@ pub mod tests {
         };
         let results = thread::scope(|scope| {
             let mut writers = Vec::new();
-            while_writing(&*store.database, lock, || {
+            while_writing(&store.database, lock, || {
                 for created in 1..=6 {
                     writers
                         .push(scope.spawn(move || store.ledger.append(row("x", "key_1", created))));
@@ -403,7 +403,7 @@ pub mod tests {
         temporary.reopen(Duration::from_millis(30));
         let store = &temporary.store;
         while_writing(
-            &*store.database,
+            &store.database,
             |_| Ok(()),
             || {
                 thread::scope(|scope| {

@@ -21,8 +21,8 @@ pub(super) struct ChainLink {
 impl ChainLink {
     pub fn read(mut row: Row) -> Result<Self> {
         Ok(Self {
-            seq: row.next()?,
-            hash: row.next()?,
+            seq: row.column()?,
+            hash: row.column()?,
         })
     }
 

@@ -85,11 +85,11 @@ impl Ledger {
         self.database.read(|session| {
             session.rows(&statement, &values![&self.gateway], |mut row| {
                 Ok(Gateway {
-                    name: row.next()?,
-                    epoch: row.next()?,
-                    version: row.next()?,
-                    address: row.next()?,
-                    seen_ago: row.next()?,
+                    name: row.column()?,
+                    epoch: row.column()?,
+                    version: row.column()?,
+                    address: row.column()?,
+                    seen_ago: row.column()?,
                 })
             })
         })

@@ -160,7 +160,7 @@ impl Ledger {
                 let (ids, mut parameters) = ids(&indexed, order, [&from, &to], 1);
                 parameters.push(SqlValue::from(filter.searched_rows() - 1));
                 let statement = format!("{ids} OFFSET ${}", parameters.len());
-                searched_to = session.first(&statement, &parameters, |mut row| row.next::<String>())?;
+                searched_to = session.first(&statement, &parameters, |mut row| row.column::<String>())?;
                 match &searched_to {
                     Some(last) if order == "DESC" => from = last.clone(),
                     Some(last) => to = format!("{last} "),

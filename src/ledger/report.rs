@@ -33,7 +33,7 @@ impl Ledger {
         if by.contains(&Grouping::Key) {
             self.database.read(|session| {
                 session.query("SELECT id, name FROM keys", &[], &mut |mut row| {
-                    names.insert(row.next::<String>()?, row.next::<String>()?);
+                    names.insert(row.column::<String>()?, row.column::<String>()?);
                     Ok(())
                 })
             })?;

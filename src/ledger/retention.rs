@@ -41,7 +41,7 @@ impl Ledger {
     pub fn remove_before(&self, time: i64, now: i64, most: i64) -> Result<usize> {
         let names = |session: &Session| {
             session.rows("SELECT name FROM gateways ORDER BY name", &[], |mut row| {
-                row.next::<String>()
+                row.column::<String>()
             })
         };
         for name in self.database.read(names)? {

@@ -82,17 +82,17 @@ pub struct RollupRow {
 impl RollupRow {
     pub(super) fn read(mut row: Row, span: Span) -> Result<Self> {
         // The rollup may have been read by shorter spans.
-        let (start, key_id) = (span.start(row.next()?), row.next()?);
-        let status = Some(row.next()?).filter(|&status| status != 0);
-        let error_code = Some(row.next()?).filter(|code: &String| !code.is_empty());
-        let (gateway, requests) = (row.next()?, row.next()?);
+        let (start, key_id) = (span.start(row.column()?), row.column()?);
+        let status = Some(row.column()?).filter(|&status| status != 0);
+        let error_code = Some(row.column()?).filter(|code: &String| !code.is_empty());
+        let (gateway, requests) = (row.column()?, row.column()?);
         let sums = Sums {
             requests,
             errors: if status == Some(200) { 0 } else { requests },
-            prompt_tokens: row.next()?,
-            completion_tokens: row.next()?,
-            total_tokens: row.next()?,
-            unmeasured: row.next()?,
+            prompt_tokens: row.column()?,
+            completion_tokens: row.column()?,
+            total_tokens: row.column()?,
+            unmeasured: row.column()?,
         };
         Ok(Self {
             start,

@@ -33,7 +33,7 @@ pub(super) struct SumsCheck {
 pub(super) fn compare(session: &Session, progress: &Progress) -> Result<SumsCheck> {
     let chains = "SELECT name, anchor_seq, head_seq FROM gateways ORDER BY name";
     let chains: Vec<(String, i64, i64)> = session.rows(chains, &[], |mut row| {
-        Ok((row.next()?, row.next()?, row.next()?))
+        Ok((row.column()?, row.column()?, row.column()?))
     })?;
     let mut missing = MissingRows {
         removed: chains
@@ -83,7 +83,7 @@ impl MissingRows {
         let other =
             "SELECT span, start, key_id FROM usage_rollup WHERE span NOT IN (3600, 86400) LIMIT 1";
         session.first(other, &[], |mut row| {
-            let (span, start, key_id) = (row.next()?, row.next()?, row.next()?);
+            let (span, start, key_id) = (row.column()?, row.column()?, row.column()?);
             Ok(Fault::Sums {
                 span,
                 start,
@@ -237,17 +237,17 @@ struct Difference {
 
 impl Difference {
     fn read(mut row: Row) -> Result<Self> {
-        let (span, start) = (row.next()?, row.next()?);
-        let (key_id, key_name, status) = (row.next()?, row.next()?, row.next()?);
-        let (error_code, gateway): (String, String) = (row.next()?, row.next()?);
-        let (kept_sides, sides): (i64, i64) = (row.next()?, row.next()?);
+        let (span, start) = (row.column()?, row.column()?);
+        let (key_id, key_name, status) = (row.column()?, row.column()?, row.column()?);
+        let (error_code, gateway): (String, String) = (row.column()?, row.column()?);
+        let (kept_sides, sides): (i64, i64) = (row.column()?, row.column()?);
         let mut figures = || -> Result<[i64; 5]> {
             Ok([
-                row.next()?,
-                row.next()?,
-                row.next()?,
-                row.next()?,
-                row.next()?,
+                row.column()?,
+                row.column()?,
+                row.column()?,
+                row.column()?,
+                row.column()?,
             ])
         };
         Ok(Self {

@@ -23,7 +23,7 @@ impl Ledger {
         let key = "SELECT id FROM keys ORDER BY digest LIMIT 1";
         let key_id = self
             .database
-            .look_up(key, &[], |mut row| row.next::<String>())?
+            .look_up(key, &[], |mut row| row.column::<String>())?
             .unwrap_or_default();
         let id = RequestId::now();
         let row = LedgerRow {
@@ -93,7 +93,9 @@ impl Ledger {
     pub(super) fn identify(&self, session: &Session) -> Result<i64> {
         self.database.check_version(session, &SCHEMA)?;
         let epoch = "SELECT epoch FROM gateways WHERE name = $1";
-        let epoch = session.first(epoch, &values![&self.gateway], |mut row| row.next::<i64>())?;
+        let epoch = session.first(epoch, &values![&self.gateway], |mut row| {
+            row.column::<i64>()
+        })?;
         // A command that is not a gateway has no epoch of its own.
         match epoch.ok_or_else(no_gateway)? {
             epoch if self.epoch == 0 || epoch == self.epoch => Ok(epoch),

@@ -73,10 +73,10 @@ fn walk(session: &Session, progress: &Progress) -> Result<Verification> {
     let mut chains: BTreeMap<String, (ChainLink, ChainLink)> = session
         .rows(ends, &[], |mut row| {
             let (name, anchor) = (
-                row.next()?,
+                row.column()?,
                 ChainLink {
-                    seq: row.next()?,
-                    hash: row.next()?,
+                    seq: row.column()?,
+                    hash: row.column()?,
                 },
             );
             Ok((name, (anchor, ChainLink::read(row)?)))
@@ -90,7 +90,7 @@ fn walk(session: &Session, progress: &Progress) -> Result<Verification> {
     // Where they are in the order of the chain depends on the engine.
     let unplaced = "SELECT request_id FROM usage WHERE gateway = $1 AND seq IS NULL LIMIT 1";
     for gateway in chains.keys() {
-        let found = session.first(unplaced, &values![gateway], |mut row| row.next())?;
+        let found = session.first(unplaced, &values![gateway], |mut row| row.column())?;
         fault = fault.or(found.map(|request_id| Fault::Inserted { request_id }));
     }
     let statement = format!("SELECT hash, {COLUMNS} FROM usage ORDER BY gateway, seq");
@@ -99,7 +99,7 @@ fn walk(session: &Session, progress: &Progress) -> Result<Verification> {
             return Ok(());
         }
         progress.at("verifying the rows", rows, all_rows, "rows");
-        let stored: Option<Vec<u8>> = columns.next()?;
+        let stored: Option<Vec<u8>> = columns.column()?;
         let row = read_row(columns)?;
         let Some((last, _)) = chains.get_mut(&row.gateway) else {
             fault = Some(Fault::Changed {

@@ -129,9 +129,9 @@ impl Table {
     /// Reads a row of [`TABLES`].
     fn read(mut row: Row) -> Result<Self> {
         Ok(Self {
-            name: row.next()?,
-            columns: row.next()?,
-            key: row.next()?,
+            name: row.column()?,
+            columns: row.column()?,
+            key: row.column()?,
         })
     }
 

@@ -236,7 +236,7 @@ fn read_extent(session: &Session) -> Result<LedgerExtent> {
     let newest = "SELECT created FROM usage ORDER BY request_id DESC LIMIT 1";
     Ok(LedgerExtent {
         rows: session.value("SELECT count(*) FROM usage", &[])?,
-        newest: session.first(newest, &[], |mut row| row.next())?,
+        newest: session.first(newest, &[], |mut row| row.column())?,
     })
 }
 

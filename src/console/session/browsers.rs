@@ -27,7 +27,7 @@ impl KnownBrowsers {
     }
 
     pub fn refresh(&self, store: &Store, now: i64) -> Result<(), DatabaseError> {
-        let browsers = credentials::known_browsers(&store, now)?;
+        let browsers = credentials::known_browsers(store, now)?;
         *lock(&self.0) = browsers;
         Ok(())
     }

@@ -113,7 +113,7 @@ pub fn known_browsers(store: &Store, now: i64) -> Result<Vec<SecretDigest>> {
     let parameters = values![TokenKind::Browser.as_str(), now, KNOWN_BROWSERS];
     store.database.read(|session| {
         session.rows(statement, &parameters, |mut row| {
-            row.next().map(SecretDigest)
+            row.column().map(SecretDigest)
         })
     })
 }
@@ -132,10 +132,10 @@ pub fn read_password(session: &Session) -> Result<Option<PasswordHash>> {
         &[],
         |mut row| {
             Ok(PasswordHash {
-                salt: row.next()?,
-                hash: row.next()?,
-                memory_kib: row.next()?,
-                passes: row.next()?,
+                salt: row.column()?,
+                hash: row.column()?,
+                memory_kib: row.column()?,
+                passes: row.column()?,
             })
         },
     )
@@ -162,16 +162,16 @@ mod tests {
             (session, TokenKind::Session, 9),
             (browser, TokenKind::Browser, 98),
         ];
-        assert!(super::password(&store).expect("a look-up").is_none());
-        assert!(!sign_in(&store, tokens, 1, &password, &by).expect("no password is set"));
-        set_password(&store, password.clone(), &by).expect("a password");
+        assert!(super::password(store).expect("a look-up").is_none());
+        assert!(!sign_in(store, tokens, 1, &password, &by).expect("no password is set"));
+        set_password(store, password.clone(), &by).expect("a password");
         assert_eq!(
-            super::password(&store).expect("a look-up"),
+            super::password(store).expect("a look-up"),
             Some(password.clone())
         );
-        assert!(sign_in(&store, tokens, 1, &password, &by).expect("a sign-in"));
+        assert!(sign_in(store, tokens, 1, &password, &by).expect("a sign-in"));
         let has = |digest: &SecretDigest, kind, now| {
-            has_token(&store, digest, kind, now).expect("a look-up")
+            has_token(store, digest, kind, now).expect("a look-up")
         };
         assert!(
             has(&session, TokenKind::Session, 9) && !has(&session, TokenKind::Session, 10),
@@ -182,14 +182,14 @@ mod tests {
             !has(&browser, TokenKind::Session, 9),
             "a browser that is known is not signed in"
         );
-        remove_token(&store, session).expect("a sign-out");
+        remove_token(store, session).expect("a sign-out");
         assert!(!has(&session, TokenKind::Session, 9));
         let changed = PasswordHash {
             hash: vec![3; 32],
             ..password.clone()
         };
-        assert!(sign_in(&store, tokens, 1, &password, &by).expect("a second sign-in"));
-        set_password(&store, changed.clone(), &by).expect("another password");
+        assert!(sign_in(store, tokens, 1, &password, &by).expect("a second sign-in"));
+        set_password(store, changed.clone(), &by).expect("another password");
         assert!(
             !has(&session, TokenKind::Session, 9),
             "another password ends the sessions"
@@ -198,8 +198,8 @@ mod tests {
             has(&browser, TokenKind::Browser, 9),
             "the browser stays known"
         );
-        assert!(!sign_in(&store, tokens, 1, &password, &by).expect("the old password"));
-        assert!(sign_in(&store, tokens, 11, &changed, &by).expect("the new password"));
+        assert!(!sign_in(store, tokens, 1, &password, &by).expect("the old password"));
+        assert!(sign_in(store, tokens, 11, &changed, &by).expect("the new password"));
         assert!(
             has(&browser, TokenKind::Browser, 108),
             "its time starts again"
@@ -217,7 +217,7 @@ mod tests {
             memory_kib: 8,
             passes: 1,
         };
-        set_password(&store, password.clone(), &by).expect("a password");
+        set_password(store, password.clone(), &by).expect("a password");
         let browser = |number: i64| SecretDigest::of(&format!("browser {number}"));
         let sign_in = |number: i64, now: i64| {
             let session = SecretDigest::of(&format!("session {now}"));
@@ -225,17 +225,17 @@ mod tests {
                 (session, TokenKind::Session, 9),
                 (browser(number), TokenKind::Browser, 1000),
             ];
-            assert!(sign_in(&store, tokens, now, &password, &by).expect("a sign-in"));
+            assert!(sign_in(store, tokens, now, &password, &by).expect("a sign-in"));
         };
         (0..=KNOWN_BROWSERS).for_each(|number| sign_in(number, number));
-        let known = known_browsers(&store, 100).expect("a look-up");
+        let known = known_browsers(store, 100).expect("a look-up");
         assert_eq!(known.len() as i64, KNOWN_BROWSERS);
         assert!(!known.contains(&browser(0)) && known.contains(&browser(1)));
         sign_in(0, 200);
-        let known = known_browsers(&store, 200).expect("a look-up");
+        let known = known_browsers(store, 200).expect("a look-up");
         assert!(known.contains(&browser(0)) && !known.contains(&browser(1)));
         assert_eq!(
-            known_browsers(&store, 1200).expect("a look-up"),
+            known_browsers(store, 1200).expect("a look-up"),
             [],
             "until they expire"
         );

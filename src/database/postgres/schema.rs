@@ -171,7 +171,7 @@ pub(super) fn number(
 ) -> Result<i64> {
     let mut found = Err(DatabaseError::NoRow);
     connection.run(None, &[(statement, &[])], deadline, &mut |mut row| {
-        found = row.next()
+        found = row.column()
     })?;
     found
 }

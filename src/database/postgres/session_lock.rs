@@ -119,7 +119,7 @@ impl SessionLock {
         let mut found = None;
         let parameters = [SqlValue::from(&self.name)];
         let _ = self.run((query, &parameters), deadline, &mut |mut row| {
-            found = row.next().ok()
+            found = row.column().ok()
         });
         found
     }

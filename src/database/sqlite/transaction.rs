@@ -231,7 +231,7 @@ mod tests {
 
     fn numbers(engine: &Database) -> Vec<i64> {
         let read = |session: &Session| {
-            session.rows("SELECT x FROM t ORDER BY x", &[], |mut row| row.next())
+            session.rows("SELECT x FROM t ORDER BY x", &[], |mut row| row.column())
         };
         engine.read(read).expect("the numbers")
     }

@@ -65,7 +65,7 @@ fn shape(uri: &str) -> Vec<String> {
     let mut found = Vec::new();
     connect(uri)
         .run(None, &[(statement, &[])], soon(), &mut |mut row| {
-            found.push(row.next().expect("text"))
+            found.push(row.column().expect("text"))
         })
         .expect("a good statement");
     found
