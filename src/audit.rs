@@ -1,5 +1,5 @@
-//! The audit log of changes. A row is inserted in the transaction of the change that it describes. No statement changes
-//! or removes a row.
+//! The audit log of changes. A row is inserted in the transaction of the change that it describes.
+//! No statement changes or removes a row.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -16,8 +16,8 @@ use crate::mutex::lock;
 use crate::network::ClientNetwork;
 use crate::when;
 
-/// The time during which failed sign-ins are summed, in seconds. A window has at most `ADDRESSES` + 1 rows, so a stranger can't fill the
-/// table.
+/// The time during which failed sign-ins are summed, in seconds. A window has at most `ADDRESSES` +
+/// 1 rows, so a stranger can't fill the table.
 const WINDOW: i64 = 15 * 60;
 
 /// The maximum number of addresses with a row of their own in a window. The others share one.
@@ -183,7 +183,8 @@ impl NewAuditRow {
         self.statement("$8, $9 WHERE true", values![key_id, key_name])
     }
 
-    /// A statement that can be repeated, and is settled by the row's id. `key` selects `key_id` and `key_name`.
+    /// A statement that can be repeated, and is settled by the row's id. `key` selects `key_id` and
+    /// `key_name`.
     fn statement<const N: usize>(self, key: &str, more: [SqlValue; N]) -> Statement {
         let id = self.0[0].clone();
         let mut parameters = self.0;
@@ -288,7 +289,8 @@ impl Audit {
         lock(&self.failed_sign_ins).add(address, 1, now);
     }
 
-    /// Writes the failed sign-ins of a window that is over. At a stop, `now` is the end of time. Returns false if there are none.
+    /// Writes the failed sign-ins of a window that is over. At a stop, `now` is the end of time.
+    /// Returns false if there are none.
     pub fn write_failed_sign_ins(&self, now: i64) -> Result<bool> {
         if !lock(&self.failed_sign_ins).is_due(now) {
             return Ok(false);
@@ -296,7 +298,8 @@ impl Audit {
         self.with_failed_sign_ins(|statements| self.database.write(&statements).map(|_| true))
     }
 
-    /// Runs `write` with statements that insert the failed sign-ins of this window. If it fails, they are kept.
+    /// Runs `write` with statements that insert the failed sign-ins of this window. If it fails,
+    /// they are kept.
     pub fn with_failed_sign_ins<T>(
         &self,
         write: impl FnOnce(Vec<Statement>) -> Result<T>,

@@ -62,7 +62,8 @@ pub fn der_value(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 
 /// The first and the last second in which a certificate is valid, in Unix time.
 pub fn validity(certificate: &[u8]) -> Option<[i64; 2]> {
-    // Certificate { TBSCertificate { version, serialNumber, signature, issuer, Validity { notBefore, notAfter }, … }, … }
+    // Certificate { TBSCertificate { version, serialNumber, signature, issuer, Validity {
+    // notBefore, notAfter }, … }, … }
     let (parts, _) = der_value(certificate)?;
     let (mut content, _) = der_value(parts)?;
     if content.first() == Some(&VERSION) {

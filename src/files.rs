@@ -1,7 +1,8 @@
-//! Files in the service's folder, which commands that root runs open too, and files with certificates and secrets.
+//! Files in the service's folder, which commands that root runs open too, and files with
+//! certificates and secrets.
 //!
-//! The folder belongs to the service's user, who could put a link there that leads root to any file, at any time. So root
-//! follows no link in a folder that another user may write to.
+//! The folder belongs to the service's user, who could put a link there that leads root to any
+//! file, at any time. So root follows no link in a folder that another user may write to.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -16,8 +17,8 @@ use rustls::pki_types::pem::PemObject;
 /// The flag for a path that `resolve` returned: another user could put a link there meanwhile.
 pub const NO_FOLLOW: i32 = OFlags::NOFOLLOW.bits() as i32;
 
-/// Creates a file that only the service's own user and group may read. Returns false if it exists already, and an error if
-/// it exists and can't be written.
+/// Creates a file that only the service's own user and group may read. Returns false if it exists
+/// already, and an error if it exists and can't be written.
 pub fn create(path: &Path) -> io::Result<bool> {
     let mut options = OpenOptions::new();
     options.append(true).mode(0o640).custom_flags(NO_FOLLOW);
@@ -34,8 +35,8 @@ pub fn create(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Gives a file that root has created to the service's user. Root may create the first key before the service was ever
-/// started, and the service could not open a file of root.
+/// Gives a file that root has created to the service's user. Root may create the first key before
+/// the service was ever started, and the service could not open a file of root.
 fn give_to_folder_owner(file: &File, path: &Path) -> io::Result<()> {
     let folder = fs::metadata(folder(path))?;
     if file.metadata()?.uid() == 0 && folder.uid() != 0 {
@@ -44,8 +45,9 @@ fn give_to_folder_owner(file: &File, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the path of an existing file without links. Fails if root would follow one in a folder that another user may
-/// write to. Every writer opens the result with `NO_FOLLOW` or SQLite's counterpart.
+/// Returns the path of an existing file without links. Fails if root would follow one in a folder
+/// that another user may write to. Every writer opens the result with `NO_FOLLOW` or SQLite's
+/// counterpart.
 pub fn resolve(path: &Path) -> io::Result<PathBuf> {
     let owner = fs::metadata(folder(path))?;
     let is_foreign = owner.uid() != 0 || owner.mode() & 0o022 != 0;
@@ -163,7 +165,8 @@ mod tests {
         assert_eq!(made.mode() & 0o007, 0, "others may not read it");
     }
 
-    /// The folder's owner swaps the file for a link while root's command runs: see `tests/integration/search.rs` too.
+    /// The folder's owner swaps the file for a link while root's command runs: see
+    /// `tests/integration/search.rs` too.
     #[test]
     fn a_link_that_is_put_there_meanwhile_is_not_followed() {
         let (folder, outside) = (Folder::new(), Folder::new());

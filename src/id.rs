@@ -15,9 +15,9 @@ impl RequestId {
         Self::at(SystemTime::now())
     }
 
-    /// Makes the id of a request that was complete at this time: its milliseconds and 80 random bits. Ids sort by time,
-    /// so new rows are next to each other in the ledger's index, however large it grows. Unique, not secret: the
-    /// thread's own generator is enough.
+    /// Makes the id of a request that was complete at this time: its milliseconds and 80 random
+    /// bits. Ids sort by time, so new rows are next to each other in the ledger's index, however
+    /// large it grows. Unique, not secret: the thread's own generator is enough.
     pub fn at(time: SystemTime) -> Self {
         let mut bytes = [0; 16];
         rand::rng().fill_bytes(&mut bytes[6..]);
@@ -39,7 +39,8 @@ impl RequestId {
         Some(i64::from_str_radix(milliseconds, 16).ok()? / 1000)
     }
 
-    /// The lower bound of the ids that were made at this second or later: as texts, too, ids sort by time.
+    /// The lower bound of the ids that were made at this second or later: as texts, too, ids sort
+    /// by time.
     pub fn from(second: i64) -> String {
         let last = (1 << 48) - 1;
         format!(

@@ -3,21 +3,26 @@
 //! The path of a request through the modules, top to bottom:
 //!
 //! - `cli` reads the command line, `config` the settings.
-//! - `listener` reads requests from the sockets on one thread and queues the complete ones for a fixed pool of workers;
+//! - `listener` reads requests from the sockets on one thread and queues the complete ones for a
+//!   fixed pool of workers;
 //!   `http` parses and encodes.
 //! - `pipeline` reads the head of a request and decides: answer at once, API or console. It takes a
 //!   request through the steps of `api`, in the order of error precedence. `console` serves the
 //!   operator.
 //! - `grounding` decides whether an answer needs facts and quotes the passages that `search` finds,
 //!   `runtime` calls the inference runtime, both through `client`; `store` keeps the keys and the ledger.
-//! - `background` makes test writes, probes failed runtimes, removes old rows and keeps the heartbeat of a gateway.
-//! - `metrics` counts requests and their outcomes; `monitoring` serves them, and answers health probes.
-//! - `supervisor` reports to systemd (readiness, reloads, stops, the watchdog) and reloads the configuration.
+//! - `background` makes test writes, probes failed runtimes, removes old rows and keeps the
+//!   heartbeat of a gateway.
+//! - `metrics` counts requests and their outcomes; `monitoring` serves them, and answers health
+//!   probes.
+//! - `supervisor` reports to systemd (readiness, reloads, stops, the watchdog) and reloads the
+//!   configuration.
 //!
 //! Invariants:
 //!
 //! - A client costs a buffer, never a thread; every buffer, queue and timeout has a bound.
-//! - A 200 is sent only after its row is durable, with its place in the chain and in the sums. A token figure is the
+//! - A 200 is sent only after its row is durable, with its place in the chain and in the sums. A
+//!   token figure is the
 //!   runtime's or null.
 //! - No prompt, completion or secret is logged or stored.
 

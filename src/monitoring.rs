@@ -31,7 +31,8 @@ pub struct MonitoringEndpoints {
 }
 
 impl MonitoringEndpoints {
-    /// Answers a probe of `/healthz` or `/readyz` from memory, without waiting for anything. Returns `None` for another path.
+    /// Answers a probe of `/healthz` or `/readyz` from memory, without waiting for anything.
+    /// Returns `None` for another path.
     pub fn probe(&self, head: &RequestHead) -> Option<Response> {
         match head.path() {
             "/healthz" => Some(answer_get(head, || plain(200, "ok"))),
@@ -90,7 +91,8 @@ impl MonitoringEndpoints {
         }
     }
 
-    /// Accepts a key with the permission. A scrape is not a request of the API, so it leaves no row.
+    /// Accepts a key with the permission. A scrape is not a request of the API, so it leaves no
+    /// row.
     pub fn admit(&self, head: &RequestHead, now: i64) -> Result<Key, Failure> {
         let key = key::authenticate(&key::digest(head)?, &self.store, now)?;
         if !key.permissions.contains(&Permission::Metrics) {

@@ -1,5 +1,6 @@
-//! A request from its complete bytes to its response: the steps of `api`, one after the other, in the
-//! order of error precedence. One worker runs all of them, and every step blocks until it is done.
+//! A request from its complete bytes to its response: the steps of `api`, one after the other, in
+//! the order of error precedence. One worker runs all of them, and every step blocks until it is
+//! done.
 
 mod service;
 
@@ -40,7 +41,8 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// Runs the steps that need only the head, before any of the body is read. They look nothing up.
+    /// Runs the steps that need only the head, before any of the body is read. They look nothing
+    /// up.
     fn check_head(&self, head: &RequestHead) -> Result<SecretDigest, Failure> {
         route::check_host(head, &self.api_hosts)?;
         route::check_route(head)?;
@@ -90,8 +92,8 @@ impl Pipeline {
         inference::run(runtimes, &mut chat, shorten, cost)
     }
 
-    /// Writes the row. A completion whose row is not durable is not sent; an error stays what it is.
-    /// If the client has gone by now, that is the outcome, and nothing is sent.
+    /// Writes the row. A completion whose row is not durable is not sent; an error stays what it
+    /// is. If the client has gone by now, that is the outcome, and nothing is sent.
     fn append(
         &self,
         record: &mut Record,

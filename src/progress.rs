@@ -1,5 +1,5 @@
-//! Shows how far long work has come: on a terminal one line that is rewritten, elsewhere a line every few seconds. Work that
-//! ends before shows nothing.
+//! Shows how far long work has come: on a terminal one line that is rewritten, elsewhere a line
+//! every few seconds. Work that ends before shows nothing.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Mutex};
@@ -58,8 +58,8 @@ impl Progress {
         }))))
     }
 
-    /// Shows how much of some work is done, as "verifying", 3, 10, "rows". The first call of a work starts its clock. A total of
-    /// 0 means that it is not known.
+    /// Shows how much of some work is done, as "verifying", 3, 10, "rows". The first call of a work
+    /// starts its clock. A total of 0 means that it is not known.
     pub fn at(&self, work: &str, done: u64, total: u64, unit: &str) {
         if let Some(display) = &self.0 {
             lock(display).update(Instant::now(), work, done, total, unit);

@@ -9,7 +9,8 @@ use sha2::{Digest, Sha256};
 pub const SECRET_PREFIX: &str = "adr_";
 pub const SECRET_DIGITS: usize = 48;
 
-/// The number of digits from which on a message does not repeat a part of a secret. A hint has four.
+/// The number of digits from which on a message does not repeat a part of a secret. A hint has
+/// four.
 const TELLING_DIGITS: usize = 8;
 
 /// A secret that the service sends, such as the key for the runtime.
@@ -32,8 +33,8 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// The SHA-256 of a secret: enough to recognize it. A secret has 192 random bits, so it can't be guessed and needs no
-/// slow hash.
+/// The SHA-256 of a secret: enough to recognize it. A secret has 192 random bits, so it can't be
+/// guessed and needs no slow hash.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SecretDigest(pub [u8; 32]);
 

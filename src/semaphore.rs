@@ -1,5 +1,5 @@
-//! A counting semaphore: only a few threads at a time may do something, the others wait. Keys take turns: each key's oldest
-//! waiting thread is next, then that of the next key.
+//! A counting semaphore: only a few threads at a time may do something, the others wait. Keys take
+//! turns: each key's oldest waiting thread is next, then that of the next key.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -40,11 +40,12 @@ impl Semaphore {
         self.acquire_in_turn("", deadline)
     }
 
-    /// Waits for a permit, in turn with the threads of other keys. Returns `None` if there is none before the deadline.
+    /// Waits for a permit, in turn with the threads of other keys. Returns `None` if there is none
+    /// before the deadline.
     pub fn acquire_in_turn(&self, key: &str, deadline: Instant) -> Option<Permit<'_>> {
         let mut state = lock(&self.state);
-        // A free permit is not reserved for the thread that was woken for it: the processors would have nothing to do until
-        // that thread runs.
+        // A free permit is not reserved for the thread that was woken for it: the processors would
+        // have nothing to do until that thread runs.
         if state.free == 0 {
             state.add_waiting(key);
             while state.free == 0 {
@@ -145,8 +146,8 @@ mod tests {
         );
     }
 
-    /// Runs a thread for each of these keys, in this order, once the one before waits; all of them wait for `held`. Returns the
-    /// keys in the order of their turns.
+    /// Runs a thread for each of these keys, in this order, once the one before waits; all of them
+    /// wait for `held`. Returns the keys in the order of their turns.
     fn turns(semaphore: &Semaphore, held: Permit<'_>, keys: &[&'static str]) -> Vec<&'static str> {
         let turns = Mutex::new(Vec::new());
         let deadline = Instant::now() + Duration::from_secs(60);

@@ -55,7 +55,8 @@ impl Store {
         self.ledger.try_request()
     }
 
-    /// Fails if the database was replaced after the lock was taken: another process could lock it too.
+    /// Fails if the database was replaced after the lock was taken: another process could lock it
+    /// too.
     pub fn check_lock(&self, lock: &ServeLock) -> Result<()> {
         match (self.database.sqlite(), lock) {
             (Some(sqlite), ServeLock::File(lock)) => sqlite.check_lock(lock),
@@ -80,8 +81,8 @@ impl Store {
         }
     }
 
-    /// Reads what every request needs, so that a start refuses a damaged database. A small one is checked completely when
-    /// it is opened, a large one would take too long.
+    /// Reads what every request needs, so that a start refuses a damaged database. A small one is
+    /// checked completely when it is opened, a large one would take too long.
     fn look_for_damage(&self) -> Result<()> {
         self.database.read(|session| {
             for statement in [
@@ -184,7 +185,8 @@ pub(crate) mod tests {
         Store::new(database)
     }
 
-    /// Runs `meanwhile` while another thread is in a transaction that writes, after its first statements.
+    /// Runs `meanwhile` while another thread is in a transaction that writes, after its first
+    /// statements.
     pub fn while_writing(
         database: &Database,
         begin: impl Fn(&Session) -> Result<()> + Send,
@@ -304,7 +306,8 @@ pub(crate) mod tests {
         assert!(matches!(error, DatabaseError::Io(_)), "{error}");
     }
 
-    /// Each of these statements runs for every request or every page, and the ledger may have ten million rows.
+    /// Each of these statements runs for every request or every page, and the ledger may have ten
+    /// million rows.
     #[test]
     fn the_hot_statements_use_their_index() {
         let temporary = Temporary::sqlite();

@@ -7,7 +7,8 @@ use strsim::osa_distance;
 
 use crate::secret::contains_secret;
 
-/// The characters that are escaped in a query: all but the unreserved characters of RFC 3986 and the colon of times.
+/// The characters that are escaped in a query: all but the unreserved characters of RFC 3986 and
+/// the colon of times.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
@@ -72,7 +73,8 @@ pub fn is_unprintable(c: char) -> bool {
             | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
-/// Escapes what a terminal would execute or not show, in a text that another program sent: `\u{1b}`.
+/// Escapes what a terminal would execute or not show, in a text that another program sent:
+/// `\u{1b}`.
 pub fn escaped(text: &str) -> String {
     text.chars()
         .fold(String::with_capacity(text.len()), |mut escaped, c| {
@@ -94,8 +96,9 @@ pub fn shell_word(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// True if a value that an operator wrote may contain a password or a key, so that no message repeats it: user information or a
-/// query of an address, whole or mistyped, `password=`, or an API key.
+/// True if a value that an operator wrote may contain a password or a key, so that no message
+/// repeats it: user information or a query of an address, whole or mistyped, `password=`, or an API
+/// key.
 pub fn may_hold_a_secret(text: &str) -> bool {
     let has_user = text.contains('@') || text.contains("%40");
     let has_query = text
@@ -147,8 +150,8 @@ pub fn csv_line(cells: &[String]) -> String {
     quoted.join(",") + "\r\n"
 }
 
-/// Puts an apostrophe before a sign that makes a spreadsheet read a formula, at the beginning of the cell and after a
-/// semicolon, which ends a cell in many countries.
+/// Puts an apostrophe before a sign that makes a spreadsheet read a formula, at the beginning of
+/// the cell and after a semicolon, which ends a cell in many countries.
 fn without_formulas(cell: &str) -> String {
     let mut text = String::with_capacity(cell.len());
     let mut may_begin = true;

@@ -1,4 +1,5 @@
-//! A blocking TCP stream whose every read and write ends at a deadline, for the calls to other servers.
+//! A blocking TCP stream whose every read and write ends at a deadline, for the calls to other
+//! servers.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -73,7 +74,8 @@ impl TimedStream {
         matches!(waiting, Err(Errno::AGAIN))
     }
 
-    /// Repeats a system call while signals interrupt it: the system restarts none on a socket that has a timeout.
+    /// Repeats a system call while signals interrupt it: the system restarts none on a socket that
+    /// has a timeout.
     fn in_time<T>(&mut self, mut call: impl FnMut(&TcpStream) -> io::Result<T>) -> io::Result<T> {
         loop {
             self.set_timeout()?;

@@ -79,8 +79,8 @@ impl When {
         })
     }
 
-    /// The time as the beginning of a range. Days are calendar days in UTC and include today, as on the console: 30 days are today
-    /// and the 29 days before it.
+    /// The time as the beginning of a range. Days are calendar days in UTC and include today, as on
+    /// the console: 30 days are today and the 29 days before it.
     pub fn begin(self, now: i64) -> i64 {
         match self {
             Self::Seconds(seconds) => now - seconds,
@@ -137,7 +137,8 @@ impl Range {
         }
     }
 
-    /// A calendar month, UTC, from a text such as `2026-10`, or `last` for the one before the present one.
+    /// A calendar month, UTC, from a text such as `2026-10`, or `last` for the one before the
+    /// present one.
     pub fn parse_month(text: &str, now: i64) -> Option<Self> {
         if text == "last" {
             return month(month(now)?.since - 1);
@@ -165,7 +166,8 @@ impl Range {
         }
     }
 
-    /// Formats both bounds as `When` parses them: whole days as dates, of which the last is included, or times in UTC.
+    /// Formats both bounds as `When` parses them: whole days as dates, of which the last is
+    /// included, or times in UTC.
     pub fn bounds(self) -> [String; 2] {
         let Self { since, until } = self;
         if since % DAY == 0 && until % DAY == 0 {
@@ -180,7 +182,8 @@ fn start_of(date: Date) -> i64 {
     date.midnight().assume_utc().unix_timestamp()
 }
 
-/// The seconds from midnight to a time such as 13:00 or 13:00:59, and its offset from UTC: `Z`, `+01:00`, or none.
+/// The seconds from midnight to a time such as 13:00 or 13:00:59, and its offset from UTC: `Z`,
+/// `+01:00`, or none.
 fn clock(text: &str) -> Option<(i64, i64)> {
     let text = text
         .strip_suffix('Z')
@@ -229,8 +232,8 @@ pub fn now() -> i64 {
     OffsetDateTime::now_utc().unix_timestamp()
 }
 
-/// Formats a time to the minute as the API and the commands print it, `2026-11-16 13:48Z`: the commands also accept that form.
-/// Returns a dash if there is none.
+/// Formats a time to the minute as the API and the commands print it, `2026-11-16 13:48Z`: the
+/// commands also accept that form. Returns a dash if there is none.
 pub fn format_minute(time: Option<i64>) -> String {
     time.and_then(minute)
         .map_or("-".into(), |minute| minute + "Z")
@@ -241,7 +244,8 @@ pub fn format_utc(time: i64) -> String {
     minute(time).map_or("-".into(), |minute| minute + " UTC")
 }
 
-/// The same for the end of a time: midnight belongs to the day that it ends, `2026-11-16 24:00 UTC`.
+/// The same for the end of a time: midnight belongs to the day that it ends, `2026-11-16 24:00
+/// UTC`.
 pub fn format_end(time: i64) -> String {
     match minute(time - 1) {
         Some(minute) if time.rem_euclid(DAY) == 0 => format!("{} 24:00 UTC", &minute[..10]),
@@ -361,7 +365,8 @@ mod tests {
         assert_eq!([time.begin(0), time.end(0), time.expiry(0)], [500 * DAY; 3]);
     }
 
-    /// At 23:30 UTC it is 00:30 of the next day in Zagreb: 00:15 there was a quarter of an hour ago, not a day.
+    /// At 23:30 UTC it is 00:30 of the next day in Zagreb: 00:15 there was a quarter of an hour
+    /// ago, not a day.
     #[test]
     fn a_time_of_today_is_of_the_day_of_its_offset() {
         let now = 500 * DAY + 23 * 3600 + 1800;

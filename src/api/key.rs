@@ -8,8 +8,8 @@ use crate::secret::{SECRET_DIGITS, SECRET_PREFIX, SecretDigest};
 use crate::store::Store;
 use crate::when;
 
-/// Looks up a valid key, as the last commit of any process left it. The budget is that of a request that was created at this
-/// time.
+/// Looks up a valid key, as the last commit of any process left it. The budget is that of a request
+/// that was created at this time.
 pub fn authenticate(digest: &SecretDigest, store: &Store, created: i64) -> Result<Key, Failure> {
     let key = store.keys.find(digest, created).map_err(|error| {
         let message = "The API keys can't be read at the moment. Try again later.";
@@ -42,7 +42,8 @@ pub fn revoked(key_id: String) -> Failure {
     }
 }
 
-/// The digest of the key in the `Authorization` header, of which there has to be exactly one. The key may not exist.
+/// The digest of the key in the `Authorization` header, of which there has to be exactly one. The
+/// key may not exist.
 pub fn digest(head: &RequestHead) -> Result<SecretDigest, Failure> {
     let refuse = |message| refused(FailureCause::NoKey, message);
     let mut values = head.header("authorization");

@@ -39,7 +39,8 @@ impl Default for RefusalState {
 }
 
 impl Refusals {
-    /// Returns true if a refused request of this key gets a row. The others are counted in a log line once a minute.
+    /// Returns true if a refused request of this key gets a row. The others are counted in a log
+    /// line once a minute.
     pub fn allow_row(&self, key_id: &str, now: Instant) -> bool {
         let mut state = lock(&self.0);
         if !state.rows.contains_key(key_id) {
@@ -70,8 +71,8 @@ pub fn unavailable(error: &DatabaseError) -> Failure {
     )
 }
 
-/// The failure if the row of a completion could not be written, so it is not sent. An automatic retry would only spend
-/// another inference.
+/// The failure if the row of a completion could not be written, so it is not sent. An automatic
+/// retry would only spend another inference.
 pub fn row_not_written(error: &DatabaseError) -> Failure {
     Failure {
         no_retry: true,

@@ -1,4 +1,5 @@
-//! The steps that a request goes through. They do not know each other: only the pipeline knows the order.
+//! The steps that a request goes through. They do not know each other: only the pipeline knows the
+//! order.
 
 pub mod route;
 pub mod size;

@@ -54,8 +54,8 @@ impl Record {
         }
     }
 
-    /// Fills in the rest of the row. The duration is the time to the first outcome, before the row is
-    /// written: one figure for the row and the log.
+    /// Fills in the rest of the row. The duration is the time to the first outcome, before the row
+    /// is written: one figure for the row and the log.
     pub fn set_outcome(&mut self, failure: Option<&Failure>) {
         let row = &mut self.row;
         (row.status, row.error_code, row.cause) = match failure {
@@ -92,8 +92,9 @@ impl Record {
         parts.join(", ")
     }
 
-    /// Writes one line for a request, with nothing in it that the client wrote; and another one with
-    /// the details of a 5xx. A refusal without a valid key may have none, unless the level is `debug`.
+    /// Writes one line for a request, with nothing in it that the client wrote; and another one
+    /// with the details of a 5xx. A refusal without a valid key may have none, unless the level is
+    /// `debug`.
     pub fn log(&self, failure: Option<&Failure>) {
         let has_line = failure.is_none_or(|failure| self.has_line(failure));
         let level = if has_line { Level::Info } else { Level::Debug };

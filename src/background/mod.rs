@@ -1,5 +1,6 @@
-//! Background tasks, each on its own thread: readiness, retention, the gateway's heartbeat, probes of failed runtimes and a
-//! daily look at the certificate. If one fails, requests continue, and the next round tries again.
+//! Background tasks, each on its own thread: readiness, retention, the gateway's heartbeat, probes
+//! of failed runtimes and a daily look at the certificate. If one fails, requests continue, and the
+//! next round tries again.
 
 mod readiness;
 mod task;
@@ -33,11 +34,12 @@ const RETENTION_INTERVAL: Duration = Duration::from_secs(3600);
 /// The pause between two warnings about a certificate.
 const CERTIFICATE_INTERVAL: Duration = Duration::from_secs(when::DAY as u64);
 
-/// The most rows that one transaction removes: its sync takes less time than the removal, and a row that waits for both is
-/// hardly delayed.
+/// The most rows that one transaction removes: its sync takes less time than the removal, and a row
+/// that waits for both is hardly delayed.
 const REMOVAL_BATCH: i64 = 1000;
 
-/// The pause after the removal of a batch of rows, as a multiple of the time of that removal: requests come first.
+/// The pause after the removal of a batch of rows, as a multiple of the time of that removal:
+/// requests come first.
 const REMOVAL_PAUSE: u32 = 4;
 
 /// All tasks. Dropping it stops them, and waits until failed sign-ins are written.

@@ -1,5 +1,5 @@
-//! Readiness: whether the ledger accepts rows. While health probes arrive or the ledger is unavailable, test writes find
-//! out; otherwise nothing is written.
+//! Readiness: whether the ledger accepts rows. While health probes arrive or the ledger is
+//! unavailable, test writes find out; otherwise nothing is written.
 
 use std::io;
 use std::sync::Arc;
@@ -41,8 +41,8 @@ impl Readiness {
     }
 }
 
-/// Makes the test writes, and writes the failed sign-ins that are due. Calls `replaced` if another process serves in the
-/// place of this one.
+/// Makes the test writes, and writes the failed sign-ins that are due. Calls `replaced` if another
+/// process serves in the place of this one.
 pub(super) fn watch(
     readiness: Arc<Readiness>,
     replaced: Arc<impl Fn(&DatabaseError) + Send + Sync + 'static>,

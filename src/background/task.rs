@@ -32,7 +32,8 @@ impl Task {
         })
     }
 
-    /// Makes a drop not wait for the thread: for one that waits for other hosts and leaves nothing unfinished.
+    /// Makes a drop not wait for the thread: for one that waits for other hosts and leaves nothing
+    /// unfinished.
     pub fn detached(self) -> Self {
         let mut task = self;
         task.thread = None;
@@ -58,7 +59,8 @@ impl StopSignal {
         self.0.recv_timeout(time) != Err(RecvTimeoutError::Timeout)
     }
 
-    /// Runs all steps until the task has to stop, with a pause after each round. A step that fails does not prevent others.
+    /// Runs all steps until the task has to stop, with a pause after each round. A step that fails
+    /// does not prevent others.
     pub fn repeat<const N: usize>(&self, pause: Duration, mut steps: [TaskStep; N]) {
         loop {
             let panicked = steps
@@ -94,8 +96,9 @@ impl<'a> TaskStep<'a> {
         }
     }
 
-    /// Logs the first of several failures, and the next success. A round without work is no success. The engine already logs that
-    /// the database is unavailable; one lost connection is not worth a line. Returns false after a panic.
+    /// Logs the first of several failures, and the next success. A round without work is no
+    /// success. The engine already logs that the database is unavailable; one lost connection is
+    /// not worth a line. Returns false after a panic.
     fn run(&mut self) -> bool {
         let name = self.name;
         let result = panic::catch_unwind(AssertUnwindSafe(&mut self.work));

@@ -7,7 +7,8 @@ use crate::config::Config;
 use crate::listener::{Address, TrustedProxy};
 use crate::store::Store;
 
-/// Warns about the address that the service listens on. With a socket of systemd, it is the one of the last start.
+/// Warns about the address that the service listens on. With a socket of systemd, it is the one of
+/// the last start.
 pub(super) fn reachable_address(config: &Config, store: Option<&Store>) -> Option<String> {
     let gateways = store
         .and_then(|store| store.ledger.gateways().ok())
@@ -28,7 +29,8 @@ pub(super) fn reachable_address(config: &Config, store: Option<&Store>) -> Optio
     addresses.find_map(|address| reachable(config, &address))
 }
 
-/// Warns about an address that other hosts can reach: they would get 404, or send their keys without encryption.
+/// Warns about an address that other hosts can reach: they would get 404, or send their keys
+/// without encryption.
 pub fn reachable(config: &Config, address: &Address) -> Option<String> {
     let Address::Tcp(address) = address else {
         return None;

@@ -6,7 +6,8 @@ use crate::listener::{Certificate, TlsError};
 use crate::text::count;
 use crate::when;
 
-/// A certificate should be renewed this many days before it expires: one that is valid for a month is renewed after 20 days.
+/// A certificate should be renewed this many days before it expires: one that is valid for a month
+/// is renewed after 20 days.
 const RENEWAL_DAYS: i64 = 10;
 
 pub fn check(files: &TlsFiles) -> Finding {
@@ -19,8 +20,9 @@ pub fn check(files: &TlsFiles) -> Finding {
     }
 }
 
-/// Warns about a certificate that clients refuse, or will soon. A start, a reload and a running service accept it all the
-/// same: without it no client could connect, and a client may be configured to ignore it.
+/// Warns about a certificate that clients refuse, or will soon. A start, a reload and a running
+/// service accept it all the same: without it no client could connect, and a client may be
+/// configured to ignore it.
 pub fn certificate_warning(certificate: &Certificate, now: i64) -> Option<String> {
     let finding = judge_certificate(certificate, now)?;
     (finding.status != Verdict::Ok)

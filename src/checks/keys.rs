@@ -1,4 +1,5 @@
-//! Keys that an operator should know about: expired or expiring ones, and budgets that do not count everything.
+//! Keys that an operator should know about: expired or expiring ones, and budgets that do not count
+//! everything.
 
 use std::collections::HashMap;
 
@@ -63,7 +64,8 @@ pub fn check(store: &Store) -> Result<Vec<Finding>, DatabaseError> {
     Ok(findings)
 }
 
-/// Returns the keys with a budget and, in its period, completions without a total of the runtime, and how many.
+/// Returns the keys with a budget and, in its period, completions without a total of the runtime,
+/// and how many.
 fn unmeasured<'a>(
     store: &Store,
     keys: &'a [Key],

@@ -31,7 +31,8 @@ use crate::when;
 /// The query that tests whether Search answers.
 const TRIAL_QUERY: &str = "Adriatic Sea";
 
-/// The free bytes that the database should have: some hundred thousand rows, and SQLite's own files.
+/// The free bytes that the database should have: some hundred thousand rows, and SQLite's own
+/// files.
 const MIN_FREE_BYTES: u64 = 256 * 1024 * 1024;
 
 /// An earlier time means that the clock was never set: the beginning of 2026.
@@ -79,7 +80,8 @@ pub fn store_failed(config: &Config, error: &DatabaseError) -> String {
     }
 }
 
-/// Runs the checks of a running service, whose database may be too large to be read completely each time.
+/// Runs the checks of a running service, whose database may be too large to be read completely each
+/// time.
 pub fn check_running_service(config: &Config, store: &Store) -> Vec<Finding> {
     // Requests are refused or run by the result, so that it is never older than theirs.
     store.ledger.test_write();
@@ -208,7 +210,8 @@ pub fn retention_held(before: i64) -> String {
     )
 }
 
-/// Warns about a clock that is this many seconds ahead of the database's. Returns `None` if they agree.
+/// Warns about a clock that is this many seconds ahead of the database's. Returns `None` if they
+/// agree.
 pub fn clock_is_off(ahead: f64) -> Option<String> {
     let side = if ahead > 0.0 { "ahead of" } else { "behind" };
     (ahead.abs() > DATABASE_CLOCK_SLACK).then(|| {

@@ -1,5 +1,5 @@
-//! The owner and mode of the service's files. Root can open every file, so a check by root compares them with the service's
-//! user: the owner of the database's folder.
+//! The owner and mode of the service's files. Root can open every file, so a check by root compares
+//! them with the service's user: the owner of the database's folder.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
@@ -18,7 +18,8 @@ struct ServiceUser {
 }
 
 impl ServiceUser {
-    /// Returns `None` with PostgreSQL, where no folder shows the service's user, and if root is that user.
+    /// Returns `None` with PostgreSQL, where no folder shows the service's user, and if root is
+    /// that user.
     fn find(config: &Config) -> Option<Self> {
         let folder = fs::metadata(files::folder(config.database.file()?)).ok()?;
         (folder.uid() != 0).then(|| Self {
@@ -42,7 +43,8 @@ impl ServiceUser {
     }
 }
 
-/// Returns the service's user, in the form that `sudo -u` accepts, if this command is run by root and that user is another one.
+/// Returns the service's user, in the form that `sudo -u` accepts, if this command is run by root
+/// and that user is another one.
 pub fn user_for_sudo(config: &Config) -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return None;
@@ -56,8 +58,8 @@ pub fn user_for_sudo(config: &Config) -> Option<String> {
     })
 }
 
-/// Finds files that the service's user can't read or write. For a user who is neither root nor that user there are no
-/// findings: the check of the database shows whether it can be used.
+/// Finds files that the service's user can't read or write. For a user who is neither root nor that
+/// user there are no findings: the check of the database shows whether it can be used.
 pub(super) fn check(config: &Config) -> Vec<Finding> {
     let (Some(user), Some(database)) = (ServiceUser::find(config), config.database.file()) else {
         return Vec::new();

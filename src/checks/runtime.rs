@@ -130,7 +130,8 @@ fn local_runtimes(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// Returns true if this service itself listens on a port of this host: it would answer 404, and log that.
+/// Returns true if this service itself listens on a port of this host: it would answer 404, and log
+/// that.
 fn is_own(port: u16, listen: &Address) -> bool {
     let is_here = |ip: IpAddr| ip.is_loopback() || ip.is_unspecified();
     matches!(listen, Address::Tcp(address) if address.port() == port && is_here(address.ip()))

@@ -17,9 +17,10 @@ use crate::when::{self, Range, When};
 
 /// Show who changed what: keys, password, settings, sign-ins
 ///
-/// The oldest change is first: keys created, changed and revoked, passwords set, sign-ins to the console, settings reloaded and
-/// backups restored, with the address of the browser or the user of the system. If sudo ran the command, the user is SUDO_USER "as"
-/// the user that it ran as. Failed sign-ins are summed by address, and written with the next sign-in or after 15 minutes.
+/// The oldest change is first: keys created, changed and revoked, passwords set, sign-ins to the
+/// console, settings reloaded and backups restored, with the address of the browser or the user of
+/// the system. If sudo ran the command, the user is SUDO_USER "as" the user that it ran as. Failed
+/// sign-ins are summed by address, and written with the next sign-in or after 15 minutes.
 #[derive(clap::Args)]
 pub(super) struct AuditOptions {
     /// Only changes since then: 24h, 7d, a date, a time, or a time of today, as for usage
@@ -60,7 +61,8 @@ fn line(row: &AuditRow) -> Vec<String> {
     ]
 }
 
-/// Returns the user who runs this command, and with sudo also the user before: anyone could set `SUDO_USER` alone.
+/// Returns the user who runs this command, and with sudo also the user before: anyone could set
+/// `SUDO_USER` alone.
 pub(super) fn actor() -> Actor {
     let user = user_name(geteuid().as_raw());
     let before = env::var("SUDO_USER")

@@ -14,8 +14,9 @@ use crate::text::{count, grouped};
 
 /// Make a consistent copy of the database while it is used
 ///
-/// The copy has the keys and the ledger, and the version of the database, also if that is older than this program. The command
-/// prints its path, the number of its rows and its size. To restore it, stop the service and run adriaticum restore.
+/// The copy has the keys and the ledger, and the version of the database, also if that is older
+/// than this program. The command prints its path, the number of its rows and its size. To restore
+/// it, stop the service and run adriaticum restore.
 #[derive(clap::Args)]
 pub(super) struct BackupOptions {
     /// A new file, in a folder that exists

@@ -9,11 +9,13 @@ use crate::text::count;
 
 /// Test every part that a completion needs
 ///
-/// It names what fails and how to fix it: configuration, hosts, clock, database, Search, runtime. It warns about secrets in files
-/// that every user can read, about an address that other hosts can reach, about keys that have expired or expire within ten days,
-/// about budgets that miss completions, about retention that removes nothing, and about an index of documents that nothing uses. It
-/// leaves no row in the ledger. It also names files that the service's user, the owner of the folder of a SQLite database, can't read
-/// and write, with the command that corrects them. Run by root, it prints the command line that tests as that user.
+/// It names what fails and how to fix it: configuration, hosts, clock, database, Search, runtime.
+/// It warns about secrets in files that every user can read, about an address that other hosts can
+/// reach, about keys that have expired or expire within ten days, about budgets that miss
+/// completions, about retention that removes nothing, and about an index of documents that nothing
+/// uses. It leaves no row in the ledger. It also names files that the service's user, the owner of
+/// the folder of a SQLite database, can't read and write, with the command that corrects them. Run
+/// by root, it prints the command line that tests as that user.
 #[derive(clap::Args)]
 pub(super) struct CheckOptions {
     /// Print JSON

@@ -17,8 +17,8 @@ use crate::database::Access;
 pub(super) enum ConsoleCommand {
     /// Set the console's password, and end all of its sessions
     ///
-    /// The password is asked for twice on the terminal, without an echo. If standard input is not a terminal, its first line is
-    /// the password. It has at least 12 characters.
+    /// The password is asked for twice on the terminal, without an echo. If standard input is not a
+    /// terminal, its first line is the password. It has at least 12 characters.
     Password,
 }
 

@@ -54,8 +54,8 @@ pub(super) enum KeysCommand {
     },
     /// Revoke a key permanently
     ///
-    /// Standard input keeps a leaked secret out of the list of processes and the history of the shell: without an argument, or
-    /// with -, its first line is read, or asked for on a terminal.
+    /// Standard input keeps a leaked secret out of the list of processes and the history of the
+    /// shell: without an argument, or with -, its first line is read, or asked for on a terminal.
     Revoke {
         /// The key's id, its secret, or its name if no other key has it
         #[arg(value_name = "KEY|SECRET")]
@@ -82,20 +82,22 @@ const TERMS: [&str; 4] = ["permissions", "expires", "concurrent", "budget"];
 pub(super) struct Terms {
     /// What the key may do; repeat the option to give both permissions
     ///
-    /// By default, a new key may run completions. With set, the permissions given replace those that the key has.
+    /// By default, a new key may run completions. With set, the permissions given replace those
+    /// that the key has.
     #[arg(long = "permission", value_name = "PERMISSION", value_parser = one_of(Permission::ALL.map(Permission::as_str), Permission::parse))]
     permissions: Vec<Permission>,
     /// When the key expires: 12h, 90d, a date (YYYY-MM-DD, UTC), at the end of that day, or never
     #[arg(long, value_name = "WHEN", value_parser = parse_expiry)]
     expires: Option<OrNone<i64>>,
-    /// How many of the key's requests a gateway processes at once, 1 to 10000; the others wait. none, the default: any number
+    /// How many of the key's requests a gateway processes at once, 1 to 10000; the others wait.
+    /// none, the default: any number
     #[arg(long, value_name = "N", value_parser = or_none(CONCURRENT_TAKES, parse_concurrent))]
     concurrent: Option<OrNone<u32>>,
-    /// How many tokens the key may use in a calendar day or month, UTC, over all gateways: 50000/day, 1000000/month, or none, the
-    /// default
+    /// How many tokens the key may use in a calendar day or month, UTC, over all gateways:
+    /// 50000/day, 1000000/month, or none, the default
     ///
-    /// A key that has used its budget gets 403 until the next one begins; requests that run at that moment are completed. Completions
-    /// for which the runtime reports no total do not count.
+    /// A key that has used its budget gets 403 until the next one begins; requests that run at that
+    /// moment are completed. Completions for which the runtime reports no total do not count.
     #[arg(long, value_name = "TOKENS/PERIOD", value_parser = or_none(Budget::TAKES, Budget::parse))]
     budget: Option<OrNone<Budget>>,
 }
@@ -318,7 +320,8 @@ fn change(store: &Store, id: &str, changes: &[KeyChange]) -> Result<(), CliError
     }
 }
 
-/// Prints what a key may do. The command has done its work, so it does not fail if the key can't be read again.
+/// Prints what a key may do. The command has done its work, so it does not fail if the key can't be
+/// read again.
 fn print_terms(store: &Store, id: &str) {
     if let Ok(Some(key)) = store.keys.get(id) {
         eprintln!("{}", key.in_words(when::now()));

@@ -1,5 +1,5 @@
-//! The commands, a file each: its options and what it does. `clap` makes the help, the manual pages and the completions from the
-//! same definitions.
+//! The commands, a file each: its options and what it does. `clap` makes the help, the manual pages
+//! and the completions from the same definitions.
 
 mod audit;
 mod backup;
@@ -38,11 +38,11 @@ use crate::text::may_hold_a_secret;
 
 /// A chat completions API in front of an inference runtime
 ///
-/// It checks every request, calls the runtime, writes the usage to the ledger, and sends the completion. adriaticum.toml(5)
-/// describes its settings.
+/// It checks every request, calls the runtime, writes the usage to the ledger, and sends the
+/// completion. adriaticum.toml(5) describes its settings.
 ///
-/// If it is installed as a service, run the commands as root or as the service's user (sudo -u adriaticum adriaticum keys
-/// list). They can be used while the service runs.
+/// If it is installed as a service, run the commands as root or as the service's user (sudo -u
+/// adriaticum adriaticum keys list). They can be used while the service runs.
 #[derive(Parser)]
 #[command(name = "adriaticum", version = env!("ADRIATICUM_VERSION"), max_term_width = 100, after_long_help = NOTES)]
 #[command(disable_help_flag = true)]
@@ -75,8 +75,8 @@ Files: /etc/adriaticum/adriaticum.toml is the configuration, /etc/adriaticum/run
 enum Command {
     /// Run the service until SIGTERM or SIGINT
     ///
-    /// Then it accepts no new connections and completes the requests in progress; a second signal ends it at once. SIGHUP reloads
-    /// the log level and the certificate.
+    /// Then it accepts no new connections and completes the requests in progress; a second signal
+    /// ends it at once. SIGHUP reloads the log level and the certificate.
     Serve,
     #[command(subcommand)]
     Keys(keys::KeysCommand),
@@ -157,8 +157,8 @@ fn refuse_second_config(line: CommandLine) -> Result<CommandLine, clap::Error> {
     Ok(line)
 }
 
-/// Prints help, the version, or what is wrong with the command line. Words that may hold a secret are left out: the URI of a database
-/// may be in the wrong place.
+/// Prints help, the version, or what is wrong with the command line. Words that may hold a secret
+/// are left out: the URI of a database may be in the wrong place.
 fn print_parse_error(mut error: clap::Error) -> ExitCode {
     if !error.use_stderr() {
         return match print(&error.render().to_string()) {

@@ -12,17 +12,18 @@ use crate::text::count;
 
 /// Copy a SQLite database to PostgreSQL, verify the copy, and mark the source as moved
 ///
-/// Stop the service first. Keys, ledger, sums, chain, password and sessions are copied in one transaction: if the move is
-/// interrupted, the new database is still empty, and the move can be repeated. The old database stays as it is, with a mark: it
-/// can be read, but serve and every command that changes something refuse it and name the new one. Then set database in the
+/// Stop the service first. Keys, ledger, sums, chain, password and sessions are copied in one
+/// transaction: if the move is interrupted, the new database is still empty, and the move can be
+/// repeated. The old database stays as it is, with a mark: it can be read, but serve and every
+/// command that changes something refuse it and name the new one. Then set database in the
 /// configuration to the new one, and start the service.
 #[derive(clap::Args)]
 pub(super) struct MoveOptions {
     /// The path of the SQLite database
     #[arg(long, value_name = "DATABASE")]
     from: String,
-    /// The postgresql:// URI of an empty database. Its password can also come from the file that database_password_file names, or
-    /// from database-password beside the configuration
+    /// The postgresql:// URI of an empty database. Its password can also come from the file that
+    /// database_password_file names, or from database-password beside the configuration
     #[arg(long, value_name = "DATABASE")]
     to: String,
 }

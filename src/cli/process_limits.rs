@@ -6,11 +6,12 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::error::CliError;
 
-/// The file descriptors of a worker, besides its client's: the connections to the runtime and to Search.
+/// The file descriptors of a worker, besides its client's: the connections to the runtime and to
+/// Search.
 const FILES_PER_WORKER: usize = 2;
 
-/// The file descriptors of the process itself: the files of SQLite and of the embedded index, the connections to PostgreSQL,
-/// and some to spare.
+/// The file descriptors of the process itself: the files of SQLite and of the embedded index, the
+/// connections to PostgreSQL, and some to spare.
 const OWN_FILES: usize = 64;
 
 /// The fewest connections, however few descriptors there are.
@@ -26,12 +27,13 @@ pub(super) fn forbid_core_files() {
     let _ = setrlimit(Resource::Core, none);
 }
 
-/// Lowers `wanted` to the connections that the limit on file descriptors allows, besides those of the workers: a flood of
-/// clients must not keep a worker from opening its files.
+/// Lowers `wanted` to the connections that the limit on file descriptors allows, besides those of
+/// the workers: a flood of clients must not keep a worker from opening its files.
 pub(super) fn connections_that_fit(wanted: usize, workers: usize) -> usize {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current != maximum {
-        // The soft limit is low for the sake of programs that use select(); the hard limit is the operator's choice.
+        // The soft limit is low for the sake of programs that use select(); the hard limit is the
+        // operator's choice.
         let _ = setrlimit(
             Resource::Nofile,
             Rlimit {

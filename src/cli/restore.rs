@@ -18,14 +18,15 @@ use crate::when;
 
 /// Replace the SQLite database with a backup, and list what that undoes
 ///
-/// Stop the service first. A backup is one file, made with adriaticum backup: one with a -wal or -journal beside it is refused. It
-/// is copied, checked, verified and, if its version is older, upgraded; the file itself is not changed. Then the command lists what
-/// the present database has and the backup does not: keys created, revoked or changed since, and rows. Keys revoked since stay
-/// revoked and the console keeps its present password, but keys created since are gone, other changes are undone, and all console
-/// sessions end.
+/// Stop the service first. A backup is one file, made with adriaticum backup: one with a -wal or
+/// -journal beside it is refused. It is copied, checked, verified and, if its version is older,
+/// upgraded; the file itself is not changed. Then the command lists what the present database has
+/// and the backup does not: keys created, revoked or changed since, and rows. Keys revoked since
+/// stay revoked and the console keeps its present password, but keys created since are gone, other
+/// changes are undone, and all console sessions end.
 ///
-/// The present database is kept beside the new one; the last lines say how to go back. If the command fails or is interrupted before
-/// that, the present database is still in place.
+/// The present database is kept beside the new one; the last lines say how to go back. If the
+/// command fails or is interrupted before that, the present database is still in place.
 #[derive(clap::Args)]
 pub(super) struct RestoreOptions {
     /// The backup
@@ -99,7 +100,8 @@ fn report(restored: &Restoration, file: &str, database: &str) -> String {
     lines.join("\n") + "\n"
 }
 
-/// Describes the former database, and how its keys and its password differ from the backup's, or why that is not known.
+/// Describes the former database, and how its keys and its password differ from the backup's, or
+/// why that is not known.
 fn comparison_lines(present: &Comparison) -> Vec<String> {
     let mut lines = Vec::new();
     match &present.ledger {

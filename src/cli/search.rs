@@ -20,9 +20,10 @@ use crate::when;
 pub(super) enum SearchCommand {
     /// Add files and folders to the document index
     ///
-    /// Documents are text, Markdown and HTML files in UTF-8. Convert others first: PDF with pdftotext, Word with pandoc, other
-    /// encodings with iconv. A file that was added before is replaced. Links, files that are not text and files over 8 MiB are
-    /// skipped with a message; hidden files and folders are skipped and counted.
+    /// Documents are text, Markdown and HTML files in UTF-8. Convert others first: PDF with
+    /// pdftotext, Word with pandoc, other encodings with iconv. A file that was added before is
+    /// replaced. Links, files that are not text and files over 8 MiB are skipped with a message;
+    /// hidden files and folders are skipped and counted.
     Add {
         /// Files, and folders with everything in them
         #[arg(required = true, value_name = "PATH")]
@@ -143,8 +144,8 @@ fn add_path(
     Ok(Ok(()))
 }
 
-/// Names the documents of a folder whose files no longer exist. They stay until they are removed: the files may only be
-/// unavailable, as on a disk that is not mounted.
+/// Names the documents of a folder whose files no longer exist. They stay until they are removed:
+/// the files may only be unavailable, as on a disk that is not mounted.
 fn report_missing_files(index: &Index, folder: &Path, files: &[Candidate]) -> Result<(), CliError> {
     let Ok(folder) = folder.canonicalize() else {
         return Ok(());

@@ -33,8 +33,8 @@ use crate::supervisor::{Monitored, Notify, Supervisor};
 use crate::text::count;
 use crate::when;
 
-/// The longest time of a request that the database takes: 10 s to look up the key (on PostgreSQL, if a connection is lost),
-/// and 20 s for the row.
+/// The longest time of a request that the database takes: 10 s to look up the key (on PostgreSQL,
+/// if a connection is lost), and 20 s for the row.
 const LEDGER_TIME: Duration = Duration::from_secs(30);
 
 pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
@@ -59,7 +59,8 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
         log::warn!("{reason}. The setting is {setting}");
     }
     let acceptor = config.tls.as_ref().map(acceptor).transpose()?;
-    // Before the sockets and the database, so that a second service ends here and has changed nothing.
+    // Before the sockets and the database, so that a second service ends here and has changed
+    // nothing.
     let lock = ServeLock::take(&config.database, &config.gateway).map_err(|error| {
         CliError::failed(match error {
             // Its message names the setting, which is not database.
@@ -208,10 +209,11 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The signals of a start, which may take minutes. These handlers come before all others, so that none of those can swallow
-/// a signal.
+/// The signals of a start, which may take minutes. These handlers come before all others, so that
+/// none of those can swallow a signal.
 struct StartSignals {
-    /// Until it is cleared, SIGTERM and SIGINT end the process at once: no request was accepted yet.
+    /// Until it is cleared, SIGTERM and SIGINT end the process at once: no request was accepted
+    /// yet.
     starting: Arc<AtomicBool>,
     /// SIGHUP, which without a handler would end the process.
     reload_requested: Arc<AtomicBool>,
@@ -243,8 +245,8 @@ fn stop_on_signals(listener: &Listener) -> io::Result<()> {
     Ok(())
 }
 
-/// The longest time that a worker may need for a request. If no worker has finished one for longer, the watchdog is not fed;
-/// the unit's TimeoutStopSec follows from it too.
+/// The longest time that a worker may need for a request. If no worker has finished one for longer,
+/// the watchdog is not fed; the unit's TimeoutStopSec follows from it too.
 fn longest_work(runtime: &RuntimeConfig, search: &SearchConfig) -> Duration {
     let search = if search.grounding == GroundingMode::Off {
         Duration::ZERO
@@ -273,7 +275,8 @@ fn status(metrics: &Metrics, Snapshot { workers, queue, .. }: &Snapshot) -> Stri
     )
 }
 
-/// Reloads the settings that can change while the service runs. An invalid configuration changes nothing.
+/// Reloads the settings that can change while the service runs. An invalid configuration changes
+/// nothing.
 fn reload(file: Option<&Path>, running: &Config, acceptor: Option<&Acceptor>, store: &Store) {
     let read = Config::load(file)
         .map_err(CliError::from)

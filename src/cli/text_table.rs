@@ -1,6 +1,7 @@
 //! Tables for people.
 
-/// Lays out rows in columns, with numbers aligned to the right. The heading has a comma between two columns.
+/// Lays out rows in columns, with numbers aligned to the right. The heading has a comma between two
+/// columns.
 pub fn with_heading(heading: &str, rows: impl Iterator<Item = Vec<String>>) -> String {
     let heading = heading.split(',').map(str::to_owned).collect();
     lay_out(&[heading].into_iter().chain(rows).collect::<Vec<_>>())
@@ -31,7 +32,8 @@ pub fn lay_out(rows: &[Vec<String>]) -> String {
     text
 }
 
-/// Returns true if the cells are numbers. A dash or an empty cell is a missing number; a date is not a number.
+/// Returns true if the cells are numbers. A dash or an empty cell is a missing number; a date is
+/// not a number.
 fn has_numbers<'a>(cells: impl Iterator<Item = &'a str>) -> bool {
     let mut cells = cells.filter(|cell| !matches!(*cell, "" | "-")).peekable();
     cells.peek().is_some()

@@ -27,8 +27,8 @@ use crate::when::{self, When};
 pub(super) struct UsageOptions {
     #[command(flatten)]
     requests: Option<Requests>,
-    /// Print one line for each hour, day, month (UTC), key (with its present name), status or gateway, or for each pair of two of
-    /// them: key,month
+    /// Print one line for each hour, day, month (UTC), key (with its present name), status or
+    /// gateway, or for each pair of two of them: key,month
     #[arg(long, value_name = "GROUP[,GROUP]", value_parser = grouping(), value_delimiter = ',', action = ArgAction::Set)]
     by: Vec<Grouping>,
     #[command(subcommand)]
@@ -38,11 +38,12 @@ pub(super) struct UsageOptions {
 /// The requests that a report or a list is about, and its format. `Some` if one of them is given.
 #[derive(clap::Args, Default)]
 struct Requests {
-    /// Only requests since then: 90m, 24h, 30d, a date (2026-11-16), a time (2026-11-16T13:00Z, 2026-11-16T14:00+01:00), or a time
-    /// of today (13:00)
+    /// Only requests since then: 90m, 24h, 30d, a date (2026-11-16), a time (2026-11-16T13:00Z,
+    /// 2026-11-16T14:00+01:00), or a time of today (13:00)
     ///
-    /// A time without an offset is in UTC. Days are calendar days in UTC, as on the console: 30d is today and the 29 days before it. A
-    /// time inside an hour whose rows retention has removed is refused, because only its total is kept.
+    /// A time without an offset is in UTC. Days are calendar days in UTC, as on the console: 30d is
+    /// today and the 29 days before it. A time inside an hour whose rows retention has removed is
+    /// refused, because only its total is kept.
     #[arg(long, value_name = "WHEN", value_parser = parse_when)]
     since: Option<When>,
     /// Only requests before that time; a date includes the whole day
@@ -88,9 +89,10 @@ enum UsageCommand {
     },
     /// Find rows and sums that were changed, deleted or inserted
     ///
-    /// verify reads the whole ledger and names the first row that was changed, deleted or inserted, and the first sum that does not
-    /// match its rows. If retention has removed rows, it says which sums can't be proven any more. It also prints the head of each
-    /// gateway's chain: keep it in another place, and check it later with --through.
+    /// verify reads the whole ledger and names the first row that was changed, deleted or inserted,
+    /// and the first sum that does not match its rows. If retention has removed rows, it says which
+    /// sums can't be proven any more. It also prints the head of each gateway's chain: keep it in
+    /// another place, and check it later with --through.
     Verify(verify::VerifyOptions),
 }
 
@@ -132,7 +134,8 @@ fn parse_limit(text: &str) -> Option<usize> {
 /// The database and its rows that are asked for.
 struct Selection {
     store: Store,
-    /// One or both ends may be open. The sums of whole hours and days answer that, whatever retention has removed.
+    /// One or both ends may be open. The sums of whole hours and days answer that, whatever
+    /// retention has removed.
     range: Range,
     key_id: Option<String>,
     gateway: Option<String>,
@@ -177,7 +180,8 @@ impl Selection {
         }
     }
 
-    /// The range without open ends, to be called after the figures are read, so that it covers all of them.
+    /// The range without open ends, to be called after the figures are read, so that it covers all
+    /// of them.
     fn period(&self) -> Result<Range, DatabaseError> {
         self.store.ledger.bounded(self.range, when::now())
     }
@@ -301,7 +305,8 @@ fn newest_rows(selection: &Selection, limit: usize) -> Result<(Vec<LedgerRow>, b
         most_ms: None,
     };
     let (mut rows, mut before) = (Vec::new(), None);
-    // One more than the limit shows that there are more. A search for a gateway ends after some rows, found or not.
+    // One more than the limit shows that there are more. A search for a gateway ends after some
+    // rows, found or not.
     while rows.len() <= limit {
         let listing =
             selection
@@ -365,7 +370,8 @@ fn note_removed_rows(selection: &Selection, listed: i64) -> Result<(), CliError>
     Ok(())
 }
 
-/// Refuses a misspelt name, which would have no requests. The chain of a moved ledger has an empty name.
+/// Refuses a misspelt name, which would have no requests. The chain of a moved ledger has an empty
+/// name.
 fn find_gateway(store: &Store, name: &str) -> Result<String, CliError> {
     match name.is_empty()
         || store
@@ -442,7 +448,8 @@ fn show(id: &str, json: bool, config: &Config) -> Result<(), CliError> {
     print(&text_table::lay_out(&lines))
 }
 
-/// Formats the sums as a sentence. Unmeasured completions are counted separately, never as zero tokens.
+/// Formats the sums as a sentence. Unmeasured completions are counted separately, never as zero
+/// tokens.
 fn summary(sums: &Sums) -> String {
     let measured = sums.succeeded() - sums.unmeasured;
     let tokens = if measured <= 0 && sums.total_tokens == 0 {

@@ -14,9 +14,11 @@ use crate::when;
 
 #[derive(clap::Args)]
 pub(super) struct VerifyOptions {
-    /// Check also that this head, `[GATEWAY:]SEQ:HASH` as verify printed it earlier, is still part of its chain
+    /// Check also that this head, `[GATEWAY:]SEQ:HASH` as verify printed it earlier, is still part
+    /// of its chain
     ///
-    /// If it is not, or if retention has removed its row so that it can't be checked, the exit status is 1.
+    /// If it is not, or if retention has removed its row so that it can't be checked, the exit
+    /// status is 1.
     #[arg(long, value_name = "HEAD",
           value_parser = expecting("[GATEWAY:]SEQ:HASH, as usage verify prints it", ChainHead::parse))]
     through: Option<ChainHead>,
@@ -42,8 +44,8 @@ pub(super) fn run(
     failure.map_or(Ok(()), |message| Err(CliError::failed(message)))
 }
 
-/// Returns the reason why the ledger or the given head can't be trusted. A head that can't be checked is a failure too, so
-/// that a script notices it.
+/// Returns the reason why the ledger or the given head can't be trusted. A head that can't be
+/// checked is a failure too, so that a script notices it.
 fn failure(found: &Verification, through: Option<&(HeadStatus, ChainHead)>) -> Option<String> {
     match &found.fault {
         Some(fault @ (Fault::Sums { .. } | Fault::Total { .. })) => {

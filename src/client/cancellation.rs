@@ -26,7 +26,8 @@ struct CallState {
 }
 
 impl Cancellation {
-    /// Cancels the call in progress, if there is one: it fails at once, and so does every later one.
+    /// Cancels the call in progress, if there is one: it fails at once, and so does every later
+    /// one.
     pub fn cancel(&self) {
         // The lock is held: a detached socket may serve another call already.
         let mut state = lock(&self.0);
@@ -76,8 +77,8 @@ pub(super) fn has_sent() -> bool {
     HAS_SENT.get()
 }
 
-/// Lets other threads shut down the socket of this thread's call. If the call was cancelled while it
-/// connected, it fails now.
+/// Lets other threads shut down the socket of this thread's call. If the call was cancelled while
+/// it connected, it fails now.
 pub(super) fn attach_socket(stream: &TimedStream) {
     CURRENT.with_borrow(|handle| {
         if let Some(handle) = handle {

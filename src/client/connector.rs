@@ -22,8 +22,9 @@ use crate::timed_stream::TimedStream;
 /// The time to connect, TLS handshake included: a host that is down may not refuse.
 pub(super) const CONNECT_TIME: Duration = Duration::from_secs(3);
 
-/// Finds no address. `ureq` asks its resolver for every call, on a thread of its own if there is a timeout; a call on a
-/// kept connection needs no address, and the connector looks up the name of a new one.
+/// Finds no address. `ureq` asks its resolver for every call, on a thread of its own if there is a
+/// timeout; a call on a kept connection needs no address, and the connector looks up the name of a
+/// new one.
 #[derive(Debug)]
 pub(super) struct ResolveLater;
 

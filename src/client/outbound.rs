@@ -1,5 +1,5 @@
-//! A connection as `ureq` uses it. A head is held back until the body or the wait for the answer follows, so that head and
-//! body are one write.
+//! A connection as `ureq` uses it. A head is held back until the body or the wait for the answer
+//! follows, so that head and body are one write.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -19,8 +19,8 @@ const BUFFER: usize = 16 * 1024;
 /// The most output that is held back: a head, and a short body.
 const HELD: usize = 4 * 1024;
 
-/// The most bytes of an answer with its heads, chunk sizes and trailers. `ureq` limits only one head and the body,
-/// whose limit is less than half of this in every call.
+/// The most bytes of an answer with its heads, chunk sizes and trailers. `ureq` limits only one
+/// head and the body, whose limit is less than half of this in every call.
 const MAX_ANSWER: u64 = 16 * 1024 * 1024;
 
 /// The longest timeout that a setting accepts.
@@ -103,8 +103,8 @@ impl Transport for OutboundConnection {
         Ok(count > 0)
     }
 
-    /// `ureq` asks after a call, before it keeps the connection, and before the next one. Only then is the socket
-    /// looked at: a server may close it at any time between the two.
+    /// `ureq` asks after a call, before it keeps the connection, and before the next one. Only then
+    /// is the socket looked at: a server may close it at any time between the two.
     fn is_open(&mut self) -> bool {
         cancellation::detach_socket();
         mem::take(&mut self.received) > 0 || self.stream.is_quiet()

@@ -56,7 +56,8 @@ fn read_password(
     Ok(path)
 }
 
-/// Reads the password in a file. The packaged service always has the file; it is empty if no password is needed.
+/// Reads the password in a file. The packaged service always has the file; it is empty if no
+/// password is needed.
 pub fn password_in(path: &Path) -> io::Result<Option<Secret>> {
     let text = files::read_text(path)?;
     let text = text.trim_end_matches(['\r', '\n']);
@@ -71,7 +72,8 @@ pub(super) fn host_name() -> String {
     uname().nodename().to_string_lossy().into_owned()
 }
 
-/// Reads the name of this gateway, by default the host's; empty if no other gateway can share the database.
+/// Reads the name of this gateway, by default the host's; empty if no other gateway can share the
+/// database.
 pub(super) fn read_gateway(settings: &mut Settings, database: &DatabaseLocation) -> String {
     let host = host_name();
     let name = settings.value("gateway", |written| {
@@ -85,7 +87,8 @@ pub(super) fn read_gateway(settings: &mut Settings, database: &DatabaseLocation)
     }
 }
 
-/// Returns true for a name that can be parsed out of a list, and out of a chain head that `usage verify` prints.
+/// Returns true for a name that can be parsed out of a list, and out of a chain head that `usage
+/// verify` prints.
 fn is_gateway_name(name: &str) -> bool {
     let is_good = |c: char| !c.is_control() && !c.is_whitespace() && c != ':' && c != ',';
     (1..=64).contains(&name.chars().count()) && name.chars().all(is_good)

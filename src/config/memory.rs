@@ -16,8 +16,9 @@ pub fn default_buffer_limit() -> u64 {
     (limit / 4).clamp(4 * MIB, 64 * MIB)
 }
 
-/// The smallest of the host's memory and the limits of this process's control groups and all of their parents. Each line of
-/// `groups` is an id, the controllers and the path of a group; version 2 names no controllers.
+/// The smallest of the host's memory and the limits of this process's control groups and all of
+/// their parents. Each line of `groups` is an id, the controllers and the path of a group; version
+/// 2 names no controllers.
 fn memory_limit(total: u64, groups: &str, mounted: &Path) -> u64 {
     let group_limit = |line: &str| {
         let (_, rest) = line.split_once(':')?;
@@ -29,7 +30,8 @@ fn memory_limit(total: u64, groups: &str, mounted: &Path) -> u64 {
             }
             _ => return None,
         };
-        // In a container the path may be the host's, and only the root is mounted: it is among the parents.
+        // In a container the path may be the host's, and only the root is mounted: it is among the
+        // parents.
         Path::new(path)
             .ancestors()
             .map(|group| {

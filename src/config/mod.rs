@@ -59,9 +59,11 @@ pub struct Config {
     pub file: Option<PathBuf>,
     /// Files with a secret: this one, if it has a key or a password, and those that settings name.
     pub secret_files: Vec<PathBuf>,
-    /// Files of the service with a secret that this user can't read, by their settings, and the reason.
+    /// Files of the service with a secret that this user can't read, by their settings, and the
+    /// reason.
     pub unread_files: Vec<(&'static str, String)>,
-    /// Variables with the prefix of settings that are unknown, each with the one that was probably meant.
+    /// Variables with the prefix of settings that are unknown, each with the one that was probably
+    /// meant.
     pub unknown_variables: Vec<String>,
 }
 
@@ -82,8 +84,8 @@ pub enum Compatibility {
 }
 
 impl Config {
-    /// Reads the file named on the command line, else that of `ADRIATICUM_CONFIG`, else the usual one if
-    /// it exists. The environment overrides it.
+    /// Reads the file named on the command line, else that of `ADRIATICUM_CONFIG`, else the usual
+    /// one if it exists. The environment overrides it.
     pub fn load(named: Option<&Path>) -> Result<Self, ConfigError> {
         let variable = env::var_os("ADRIATICUM_CONFIG").filter(|path| !path.is_empty());
         let usual = Path::new(DEFAULT_FILE);
@@ -141,12 +143,14 @@ impl Config {
         Ok(config)
     }
 
-    /// The bytes of `buffer_limit` that each worker has for the answers of the runtime and of Search.
+    /// The bytes of `buffer_limit` that each worker has for the answers of the runtime and of
+    /// Search.
     pub fn worker_share(&self) -> usize {
         self.buffer_limit / self.workers
     }
 
-    /// The name of this gateway for people: that of the host if no other gateway can share the database.
+    /// The name of this gateway for people: that of the host if no other gateway can share the
+    /// database.
     pub fn gateway_name(&self) -> String {
         if self.gateway.is_empty() {
             database::host_name()
@@ -163,8 +167,9 @@ impl Config {
         }
     }
 
-    /// The command that sets the console's password in this service's database. A path is sent only to a client of this
-    /// host. If the console has a public name, a local client may be a proxy that forwards requests of anyone.
+    /// The command that sets the console's password in this service's database. A path is sent only
+    /// to a client of this host. If the console has a public name, a local client may be a proxy
+    /// that forwards requests of anyone.
     pub fn password_command(&self, is_local: bool) -> String {
         let command = "adriaticum console password";
         let is_usual = env::var_os("ADRIATICUM_DATABASE").is_none()
@@ -184,8 +189,9 @@ impl Config {
         }
     }
 
-    /// Returns the settings that differ in `new` and that only a restart applies. A reload applies `log_level`, new TLS files
-    /// and new content in them, but does not turn TLS on or off. The files of secrets count by their content.
+    /// Returns the settings that differ in `new` and that only a restart applies. A reload applies
+    /// `log_level`, new TLS files and new content in them, but does not turn TLS on or off. The
+    /// files of secrets count by their content.
     pub fn differences(&self, new: &Self) -> Vec<&'static str> {
         let (runtime, search) = (&self.runtime, &self.search);
         let console = |config: &Self| (config.console_host.clone(), config.console_is_local);
@@ -290,7 +296,8 @@ fn trusted_proxies(written: &RawSetting) -> Result<Proxies, Problem> {
     written.parse_each(|text| text.parse().ok()).map(Proxies)
 }
 
-/// Normalizes a host name or address as it is in requests: lower case, an IPv6 address without brackets.
+/// Normalizes a host name or address as it is in requests: lower case, an IPv6 address without
+/// brackets.
 fn host(text: &str) -> Option<String> {
     let bare = text
         .strip_prefix('[')
@@ -446,7 +453,8 @@ mod tests {
         fs::remove_file(&path).expect("the file should still be there");
     }
 
-    /// The unit's files were found only with a variable, so a command without it had neither password nor key.
+    /// The unit's files were found only with a variable, so a command without it had neither
+    /// password nor key.
     #[test]
     fn secrets_are_beside_the_configuration_or_among_the_units_credentials() {
         let folder = |name: &str| {
@@ -516,7 +524,8 @@ mod tests {
         }
     }
 
-    /// Each case is a configuration, with variables after the lines of the file, and its whole message after `> `.
+    /// Each case is a configuration, with variables after the lines of the file, and its whole
+    /// message after `> `.
     #[test]
     fn wrong_configurations_and_their_messages() {
         let folder =

@@ -74,7 +74,8 @@ impl RawSetting {
         matches!(self.place, SettingSource::Default)
     }
 
-    /// Names the values that the setting accepts. Repeats the one that was found, unless it may hold a secret.
+    /// Names the values that the setting accepts. Repeats the one that was found, unless it may
+    /// hold a secret.
     pub fn refuse(&self) -> Problem {
         self.refuse_for(&self.setting.accepted())
     }
@@ -205,7 +206,8 @@ fn problem_in(path: &Path, line: usize, text: &str) -> Problem {
 /// The settings of a file by their names.
 pub(super) type FileSettings = BTreeMap<&'static str, RawSetting>;
 
-/// Reads the settings of a file, and the problems with names that are unknown. Fails if the file is not TOML.
+/// Reads the settings of a file, and the problems with names that are unknown. Fails if the file is
+/// not TOML.
 pub(super) fn read_file(path: &Path) -> Result<(FileSettings, Vec<Problem>), Vec<Problem>> {
     let text = fs::read_to_string(path).map_err(|error| {
         vec![Problem {
@@ -300,7 +302,8 @@ fn value_of(value: &DeValue) -> SettingValue {
     found.unwrap_or(SettingValue::Other)
 }
 
-/// Suggests the setting that an unknown name probably means: a similar name in the same table, or the same in another.
+/// Suggests the setting that an unknown name probably means: a similar name in the same table, or
+/// the same in another.
 fn advice(name: &str) -> String {
     let (table, last) = name.split_at(name.rfind('.').map_or(0, |dot| dot + 1));
     let in_table = SETTINGS

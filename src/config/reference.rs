@@ -1,6 +1,7 @@
-//! Every setting: its name, its default, the values that it accepts, and its description. The program
-//! takes its defaults and the phrases of its messages from this table. `packaging/settings.rs` makes
-//! the sample file, the manual page and the table of docs/configuration.md from it.
+//! Every setting: its name, its default, the values that it accepts, and its description. The
+//! program takes its defaults and the phrases of its messages from this table.
+//! `packaging/settings.rs` makes the sample file, the manual page and the table of
+//! docs/configuration.md from it.
 
 use std::ops::RangeInclusive;
 

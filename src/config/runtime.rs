@@ -14,7 +14,8 @@ use crate::files;
 use crate::http::head::split_authority;
 use crate::secret::Secret;
 
-/// A path and a query are added to an address, and the head of a call has to fit into the client's buffer.
+/// A path and a query are added to an address, and the head of a call has to fit into the client's
+/// buffer.
 const MAX_ADDRESS: usize = 2_000;
 
 /// The file with the key for the runtime, among the service's secrets.

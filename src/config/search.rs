@@ -77,7 +77,8 @@ fn backend(written: &RawSetting) -> Result<Option<SearchBackend>, Problem> {
     })
 }
 
-/// Refuses a mode without the settings that it needs: a service that could not ask Search would refuse every request.
+/// Refuses a mode without the settings that it needs: a service that could not ask Search would
+/// refuse every request.
 fn grounding(
     written: &RawSetting,
     has_backend: bool,

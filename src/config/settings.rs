@@ -1,7 +1,8 @@
 //! The unchecked settings, in a TOML file and in the environment, which overrides it.
 //!
-//! The setting `runtime.url` of the file is `ADRIATICUM_RUNTIME_URL` in the environment. Each is taken once. A wrong setting is
-//! reported and its default used instead, so that all problems are found at once; `finish` then refuses the configuration.
+//! The setting `runtime.url` of the file is `ADRIATICUM_RUNTIME_URL` in the environment. Each is
+//! taken once. A wrong setting is reported and its default used instead, so that all problems are
+//! found at once; `finish` then refuses the configuration.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -60,7 +61,8 @@ pub struct Settings {
 
 impl Settings {
     pub fn read(path: Option<&Path>, mut environment: Environment) -> Result<Self, ConfigError> {
-        // The folder where systemd puts the unit's secrets (LoadCredential=). Commands find them beside the configuration.
+        // The folder where systemd puts the unit's secrets (LoadCredential=). Commands find them
+        // beside the configuration.
         let credentials = environment
             .remove("CREDENTIALS_DIRECTORY")
             .map(PathBuf::from);
@@ -96,8 +98,9 @@ impl Settings {
             .filter(|written| !written.text().is_ok_and(str::is_empty))
     }
 
-    /// Takes the setting of a file with a secret. If it is not set and `or_default`, takes the file with this name among the
-    /// service's secrets. A file that this user may not read counts as missing: many commands do not need it.
+    /// Takes the setting of a file with a secret. If it is not set and `or_default`, takes the file
+    /// with this name among the service's secrets. A file that this user may not read counts as
+    /// missing: many commands do not need it.
     pub fn take_file(
         &mut self,
         name: &'static str,
@@ -151,8 +154,8 @@ impl Settings {
         read.map_err(|problem| self.problems.push(problem)).ok()
     }
 
-    /// Refuses the configuration if there is a problem. Returns the unknown variables, each with the name that was probably
-    /// meant.
+    /// Refuses the configuration if there is a problem. Returns the unknown variables, each with
+    /// the name that was probably meant.
     pub fn finish(self) -> Result<Vec<String>, ConfigError> {
         debug_assert!(
             self.file.is_empty(),

@@ -8,7 +8,8 @@ use super::session::cookies;
 use super::status::verdict;
 use crate::http::Response;
 
-/// Allows nothing but what this host serves, no script or style within a page, and no frame around it.
+/// Allows nothing but what this host serves, no script or style within a page, and no frame around
+/// it.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; \
     form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
@@ -21,7 +22,8 @@ const PARTS: [(&str, &str); 5] = [
     ("/audit", "Audit"),
 ];
 
-/// A page for a signed-in operator, with the navigation. `part` is the address of the part that it belongs to.
+/// A page for a signed-in operator, with the navigation. `part` is the address of the part that it
+/// belongs to.
 pub fn operator_page(
     operator: &Operator,
     status: u16,
@@ -123,7 +125,8 @@ pub fn copy_box(title: &str, id: &str, text: &str) -> Markup {
     }
 }
 
-/// The hidden field that protects every form against requests from other sites. It is bound to the session's cookie.
+/// The hidden field that protects every form against requests from other sites. It is bound to the
+/// session's cookie.
 pub fn form_token(cookie: &str) -> Markup {
     html! { input type="hidden" name="token" value=(cookies::form_token(cookie)); }
 }

@@ -1,6 +1,7 @@
 //! The console: server-rendered pages for the operator, on a host of their own.
 //!
-//! The steps of a request: assets, monitoring endpoints, is a password set, origin, session, the form's token, the page.
+//! The steps of a request: assets, monitoring endpoints, is a password set, origin, session, the
+//! form's token, the page.
 
 mod audit;
 mod error_pages;
@@ -51,8 +52,8 @@ impl Console {
         admission
     }
 
-    /// Looks up the lane of a request: one for each session that is signed in, and for each key that
-    /// may read the metrics.
+    /// Looks up the lane of a request: one for each session that is signed in, and for each key
+    /// that may read the metrics.
     pub fn identify(&self, request: &Request) -> Option<Lane> {
         let find = || {
             if MonitoringEndpoints::takes_key(&request.head) {

@@ -19,7 +19,8 @@ const MAX_FORM: usize = 16 * 1024;
 /// The longest address that carries what was typed into a form.
 const MAX_TYPED_ADDRESS: usize = 2 * 1024;
 
-/// The field of such an address that has the token of this browser, so that no other site's link fills a form in.
+/// The field of such an address that has the token of this browser, so that no other site's link
+/// fills a form in.
 const TYPED: &str = "typed";
 
 /// The fields of a key's form that such an address keeps: those that a person fills in, and those
@@ -118,8 +119,9 @@ impl<'a> PageRequest<'a> {
             .then_some(&self.query)
     }
 
-    /// Refuses a form that another site's page sent. Browsers send the origin `null` for a page with `no-referrer`, as ours are;
-    /// `sec-fetch-site` then identifies the site. The form's token is checked in addition.
+    /// Refuses a form that another site's page sent. Browsers send the origin `null` for a page
+    /// with `no-referrer`, as ours are; `sec-fetch-site` then identifies the site. The form's token
+    /// is checked in addition.
     pub fn check_origin(&self) -> Result<(), PageError> {
         if self.method != "POST" {
             return Ok(());

@@ -60,7 +60,8 @@ pub enum DatabaseError {
     Panicked,
     /// The row that should be read is not there.
     NoRow,
-    /// A range cuts the hour that begins at this time, and retention has removed its rows: the figures would be wrong.
+    /// A range cuts the hour that begins at this time, and retention has removed its rows: the
+    /// figures would be wrong.
     RowsRemoved(i64),
     /// The key was revoked before the request arrived, or does not exist.
     KeyRevoked,
@@ -163,13 +164,14 @@ impl DatabaseError {
         matches!(self, Self::Io(error) if error.kind() == io::ErrorKind::PermissionDenied)
     }
 
-    /// Returns whether another process may serve in the place of this one, or a later version, so that this one has to stop.
+    /// Returns whether another process may serve in the place of this one, or a later version, so
+    /// that this one has to stop.
     pub fn is_replaced(&self) -> bool {
         matches!(self, Self::Fenced | Self::VersionChanged { .. })
     }
 
-    /// Returns whether every row would fail with it, so that none of a group need be tried alone. If the outcome is
-    /// unknown, none may be.
+    /// Returns whether every row would fail with it, so that none of a group need be tried alone.
+    /// If the outcome is unknown, none may be.
     pub fn fails_every_row(&self) -> bool {
         !matches!(self, Self::Other(_) | Self::NoRow | Self::Panicked)
     }
@@ -185,7 +187,8 @@ impl DatabaseError {
         }
     }
 
-    /// The log line about a request that failed at a step; `None` if the log has a line about the database already.
+    /// The log line about a request that failed at a step; `None` if the log has a line about the
+    /// database already.
     pub fn details(&self, step: &str) -> Option<String> {
         (!matches!(self, Self::Unavailable(_))).then(|| format!("{step}: {self}"))
     }
@@ -201,10 +204,11 @@ impl From<io::Error> for DatabaseError {
 
 #[derive(Debug)]
 pub enum LockError {
-    /// Another process holds it. Its pid is unknown for the moment before it has written it, and if it uses another name of
-    /// the file.
+    /// Another process holds it. Its pid is unknown for the moment before it has written it, and if
+    /// it uses another name of the file.
     Taken(Option<u32>),
-    /// Another process serves under the name of this gateway. Its address is unknown if it has just started.
+    /// Another process serves under the name of this gateway. Its address is unknown if it has just
+    /// started.
     NameTaken {
         name: String,
         address: Option<String>,

@@ -16,7 +16,8 @@ pub enum DatabaseLocation {
 }
 
 impl DatabaseLocation {
-    /// A URI or the path of a file. The error says what is accepted, and repeats nothing of the text.
+    /// A URI or the path of a file. The error says what is accepted, and repeats nothing of the
+    /// text.
     pub fn parse(text: &str) -> Result<Self, String> {
         if DatabaseUri::is_uri(text) {
             return DatabaseUri::parse(text).map(Self::Postgres);
@@ -39,8 +40,8 @@ impl DatabaseLocation {
         }
     }
 
-    /// Makes a consistent copy of this moment, while others write, of whichever version it is. Returns what a query for
-    /// the number of its rows finds in it.
+    /// Makes a consistent copy of this moment, while others write, of whichever version it is.
+    /// Returns what a query for the number of its rows finds in it.
     pub fn backup(&self, to: &Path, rows: &str, progress: &Progress) -> Result<i64, BackupError> {
         match self {
             Self::Sqlite(path) => backup(path, to, rows, progress),
@@ -51,8 +52,8 @@ impl DatabaseLocation {
     }
 }
 
-/// Returns whether a text is the URI of another database, a mistyped one, or libpq's `host=… password=…`. As the name of a file it
-/// would be printed with its password.
+/// Returns whether a text is the URI of another database, a mistyped one, or libpq's `host=…
+/// password=…`. As the name of a file it would be printed with its password.
 fn is_connection(text: &str) -> bool {
     let scheme = text
         .split_once(':')

@@ -1,9 +1,9 @@
-//! Runs SQL on SQLite and PostgreSQL: connections, transactions, files. It knows no table: these are handed to
-//! it as a [`Schema`].
+//! Runs SQL on SQLite and PostgreSQL: connections, transactions, files. It knows no table: these
+//! are handed to it as a [`Schema`].
 //!
-//! Statements are written once, with `$1`, `$2` … as parameters that first appear in this order, in SQL that
-//! both accept. What runs in a transaction, and what follows if the answer to a commit was lost, is the same
-//! for both.
+//! Statements are written once, with `$1`, `$2` … as parameters that first appear in this order, in
+//! SQL that both accept. What runs in a transaction, and what follows if the answer to a commit was
+//! lost, is the same for both.
 
 mod access;
 mod error;
@@ -39,7 +39,8 @@ macro_rules! values {
 }
 pub(crate) use values;
 
-/// The connections to PostgreSQL: the leader of a group, look-ups of keys, two for the console, and background tasks.
+/// The connections to PostgreSQL: the leader of a group, look-ups of keys, two for the console, and
+/// background tasks.
 const CONNECTIONS: usize = 8;
 
 /// The time for looking up a row, with all attempts.
@@ -102,8 +103,8 @@ impl Database {
         self.sqlite().map_or(Ok(()), Sqlite::check)
     }
 
-    /// Returns whether a write hangs, for which only a restart helps. A full disk or a locked database does not count: that
-    /// write fails in time.
+    /// Returns whether a write hangs, for which only a restart helps. A full disk or a locked
+    /// database does not count: that write fails in time.
     pub fn is_stuck(&self) -> bool {
         self.sqlite().is_some_and(Sqlite::is_stuck)
     }
@@ -178,7 +179,8 @@ impl Database {
         }
     }
 
-    /// Runs `work` in a transaction of its own, again if another one got in its way. It is durable when this returns.
+    /// Runs `work` in a transaction of its own, again if another one got in its way. It is durable
+    /// when this returns.
     pub fn transaction<T>(&self, work: impl Fn(&Session) -> Result<T>) -> Result<T> {
         let deadline = Instant::now() + self.write_timeout();
         let value = loop {
@@ -203,9 +205,9 @@ impl Database {
         Ok(value)
     }
 
-    /// Runs statements in one transaction. Returns how many rows the last one changed; all of it is durable then. If the
-    /// answer to the commit was lost, they run again, so a repetition has to have the same result, or to change nothing if
-    /// they were done.
+    /// Runs statements in one transaction. Returns how many rows the last one changed; all of it is
+    /// durable then. If the answer to the commit was lost, they run again, so a repetition has to
+    /// have the same result, or to change nothing if they were done.
     pub fn write(&self, statements: &[Statement]) -> Result<usize> {
         let mode = TransactionMode::WriteUntil(Instant::now() + self.write_timeout());
         let done = statements.last().and_then(|last| last.done.as_deref());
@@ -230,10 +232,11 @@ impl Database {
         Ok(settled.or(changed.last().copied()).unwrap_or(0))
     }
 
-    /// Runs `work`, and then the statements that it returns together with COMMIT, until the deadline of the mode. An
-    /// answer that was lost before COMMIT was sent means that nothing was done: the server's process has to read COMMIT
-    /// first. If the answer to COMMIT was lost, `work` runs again with the value that it returned, and finds out. Also
-    /// returns how many rows each of the statements changed.
+    /// Runs `work`, and then the statements that it returns together with COMMIT, until the
+    /// deadline of the mode. An answer that was lost before COMMIT was sent means that nothing was
+    /// done: the server's process has to read COMMIT first. If the answer to COMMIT was lost,
+    /// `work` runs again with the value that it returned, and finds out. Also returns how many rows
+    /// each of the statements changed.
     pub fn group<T>(
         &self,
         mode: TransactionMode,
@@ -298,8 +301,8 @@ impl Database {
         }
     }
 
-    /// The clause of a query that locks its rows until the transaction ends. SQLite does not know it: its transactions
-    /// lock everything.
+    /// The clause of a query that locks its rows until the transaction ends. SQLite does not know
+    /// it: its transactions lock everything.
     pub fn row_lock(&self, clause: &'static str) -> &'static str {
         match self {
             Self::Sqlite(_) => "",

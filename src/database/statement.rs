@@ -60,8 +60,9 @@ impl Statement {
         }
     }
 
-    /// Adds a query that finds a row if the statement was done. It is needed if the answer was lost and a repetition changes
-    /// nothing; a statement without one can be repeated with the same result.
+    /// Adds a query that finds a row if the statement was done. It is needed if the answer was lost
+    /// and a repetition changes nothing; a statement without one can be repeated with the same
+    /// result.
     pub fn settled_by(self, query: &'static str, parameters: impl Into<Vec<SqlValue>>) -> Self {
         Self {
             done: Some(Box::new(Self::new(query, parameters))),

@@ -1,11 +1,12 @@
-//! The cause of a refused or failed request, in one word: the same in its log line and in its row. The list is fixed,
-//! so neither can contain what a client wrote.
+//! The cause of a refused or failed request, in one word: the same in its log line and in its row.
+//! The list is fixed, so neither can contain what a client wrote.
 
 use std::fmt;
 
 macro_rules! causes {
     ($($(#[$doc:meta])* $name:ident $word:literal)+) => {
-        /// The cause of an error: for a refusal (4xx) the thing refused, for a failure (5xx) its class.
+        /// The cause of an error: for a refusal (4xx) the thing refused, for a failure (5xx) its
+        /// class.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum FailureCause {
             $($(#[$doc])* $name,)+
@@ -66,7 +67,8 @@ causes! {
 
     /// A runtime or Search refused the connection.
     Refused "refused"
-    /// No connection for another reason, such as a name without an address, or a certificate that is not trusted.
+    /// No connection for another reason, such as a name without an address, or a certificate that
+    /// is not trusted.
     Unreachable "unreachable"
     Timeout "timeout"
     /// The connection ended in the middle of a call, or the answer is not valid HTTP.

@@ -1,4 +1,5 @@
-//! The errors of the API: the table of part 7 of the specification, closed, and the details of a failure.
+//! The errors of the API: the table of part 7 of the specification, closed, and the details of a
+//! failure.
 
 mod cause;
 
@@ -58,20 +59,22 @@ impl ApiError {
     }
 }
 
-/// A request that got no completion: the message for the client, the word for the log and the ledger, and the details for the
-/// operator.
+/// A request that got no completion: the message for the client, the word for the log and the
+/// ledger, and the details for the operator.
 #[derive(Debug)]
 pub struct Failure {
     pub error: ApiError,
-    /// For the client: what happened and what to do next. It may name a number, a length or a member.
+    /// For the client: what happened and what to do next. It may name a number, a length or a
+    /// member.
     pub message: Cow<'static, str>,
     pub cause: FailureCause,
-    /// For the operator, in a log line of its own: more about a 5xx, with nothing in it that a client wrote.
+    /// For the operator, in a log line of its own: more about a 5xx, with nothing in it that a
+    /// client wrote.
     pub details: Option<String>,
     /// For the log: the key of a 401, if it is known.
     pub key_id: Option<String>,
-    /// Clients should not retry automatically: a retry would cost another inference, or query a Search that
-    /// is down.
+    /// Clients should not retry automatically: a retry would cost another inference, or query a
+    /// Search that is down.
     pub no_retry: bool,
 }
 

@@ -5,7 +5,8 @@ use super::syntax::{MAX_BODY, Malformed, is_token_byte};
 /// The most bytes of a chunked body that are not content: sizes, extensions and trailers.
 const MAX_OVERHEAD: usize = 16 * 1024;
 
-/// The least by which the content's buffer grows, so that a body sent byte by byte is not copied for every byte.
+/// The least by which the content's buffer grows, so that a body sent byte by byte is not copied
+/// for every byte.
 const LEAST_GROWTH: usize = 4 * 1024;
 
 /// The framing of a body, from its head.
@@ -15,8 +16,8 @@ pub enum Framing {
     Chunked,
 }
 
-/// Decodes one body from the bytes as they arrive. The lines of the chunked coding must end in CR LF: a lenient reader here is
-/// how requests are smuggled.
+/// Decodes one body from the bytes as they arrive. The lines of the chunked coding must end in CR
+/// LF: a lenient reader here is how requests are smuggled.
 #[derive(Debug)]
 pub struct Body {
     content: Vec<u8>,
@@ -25,7 +26,8 @@ pub struct Body {
     state: BodyState,
     /// The state after the bytes of a chunk, or of the whole body if it has a length.
     after_data: BodyState,
-    /// The bytes of data that are still to come; while the line of a chunk's size is read, the size so far.
+    /// The bytes of data that are still to come; while the line of a chunk's size is read, the size
+    /// so far.
     left: usize,
     /// Bytes of the chunked coding that were not content.
     overhead: usize,
@@ -93,8 +95,8 @@ impl Body {
         Ok(BodyProgress::Complete)
     }
 
-    /// Moves bytes of data from `input` to `content`. The buffer grows by a quarter and not to twice its size: what is
-    /// allocated counts against the limit for all clients.
+    /// Moves bytes of data from `input` to `content`. The buffer grows by a quarter and not to
+    /// twice its size: what is allocated counts against the limit for all clients.
     fn take_data(&mut self, input: &mut &[u8]) {
         let Self {
             content,

@@ -1,4 +1,5 @@
-//! A request's head: the request line and the headers, checked for everything that makes framing unsafe.
+//! A request's head: the request line and the headers, checked for everything that makes framing
+//! unsafe.
 
 use super::body::Framing;
 use super::syntax::{MAX_HEADERS, Malformed, is_token_byte};
@@ -19,7 +20,8 @@ pub struct RequestHead {
     pub framing: Framing,
     /// The client may send another request on this connection.
     pub keep_alive: bool,
-    /// To keep the connection, the response needs `Connection: keep-alive`: the client speaks HTTP/1.0.
+    /// To keep the connection, the response needs `Connection: keep-alive`: the client speaks
+    /// HTTP/1.0.
     pub needs_keep_alive_header: bool,
     /// The client waits for `100 Continue` before it sends the body.
     pub expects_continue: bool,
@@ -200,8 +202,8 @@ fn read_framing(headers: &[httparse::Header<'_>], http11: bool) -> Result<Framin
     }
 }
 
-/// Refuses bytes that can't begin a request before the head is complete: a client that speaks another protocol may wait for
-/// an answer. Returns whether the request line is complete.
+/// Refuses bytes that can't begin a request before the head is complete: a client that speaks
+/// another protocol may wait for an answer. Returns whether the request line is complete.
 pub(super) fn check_beginning(bytes: &[u8]) -> Result<bool, Malformed> {
     let method = bytes
         .iter()
@@ -249,8 +251,8 @@ pub(super) fn check_beginning(bytes: &[u8]) -> Result<bool, Malformed> {
     Ok(true)
 }
 
-/// `httparse` takes a lone line feed for the end of a line. Other parsers do not, and two parsers that
-/// disagree on where a request ends are how requests are smuggled past a proxy.
+/// `httparse` takes a lone line feed for the end of a line. Other parsers do not, and two parsers
+/// that disagree on where a request ends are how requests are smuggled past a proxy.
 fn refuse_bare_line_feeds(bytes: &[u8]) -> Result<(), Malformed> {
     let mut previous = 0;
     for &byte in bytes {

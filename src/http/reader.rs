@@ -10,8 +10,9 @@ use super::syntax::{MAX_HEAD, Malformed};
 /// Empty lines that may come before a request (RFC 9112, 2.2).
 const MAX_EMPTY_LINES: u8 = 2;
 
-/// The reader of one connection. It knows of no socket, so the caller adds the address that a request comes from. After an
-/// error, or a request whose body is too large, the beginning of the next request is unknown: the connection has to end.
+/// The reader of one connection. It knows of no socket, so the caller adds the address that a
+/// request comes from. After an error, or a request whose body is too large, the beginning of the
+/// next request is unknown: the connection has to end.
 #[derive(Default)]
 pub struct Reader {
     state: ReaderState,
@@ -28,7 +29,8 @@ enum ReaderState {
 pub enum ReadStep {
     /// More bytes are needed.
     More,
-    /// The head is complete. The next step reads the body, unless [`Reader::refuse`] ends the request.
+    /// The head is complete. The next step reads the body, unless [`Reader::refuse`] ends the
+    /// request.
     Head,
     Request(Request),
 }
@@ -51,7 +53,8 @@ impl Default for ReaderState {
 }
 
 impl Reader {
-    /// Takes bytes off the front of `input` until a head or a request is complete or the input is used up.
+    /// Takes bytes off the front of `input` until a head or a request is complete or the input is
+    /// used up.
     pub fn push(&mut self, input: &mut &[u8]) -> Result<ReadStep, Malformed> {
         let body = match &mut self.state {
             ReaderState::Head(start) => {
@@ -69,7 +72,8 @@ impl Reader {
         if progress == BodyProgress::Incomplete {
             return Ok(ReadStep::More);
         }
-        // A client that has sent the whole body does not wait for 100 Continue, and one that is refused does not get it.
+        // A client that has sent the whole body does not wait for 100 Continue, and one that is
+        // refused does not get it.
         self.continue_due = false;
         let (head, body) = self.take();
         let body = (progress == BodyProgress::Complete).then(|| body.into_content());
@@ -88,8 +92,8 @@ impl Reader {
         }
     }
 
-    /// Ends the request whose head was just read. Returns the head, and whether all of the body was in `input` and is
-    /// skipped. If not, the connection has to end.
+    /// Ends the request whose head was just read. Returns the head, and whether all of the body was
+    /// in `input` and is skipped. If not, the connection has to end.
     pub fn refuse(&mut self, input: &mut &[u8]) -> (RequestHead, bool) {
         self.continue_due = false;
         let (head, mut body) = self.take();
@@ -133,7 +137,8 @@ impl HeadStart {
                 return cut_head(input, end);
             }
         }
-        // Only new bytes are searched: a head sent byte by byte costs no more than one sent at once.
+        // Only new bytes are searched: a head sent byte by byte costs no more than one sent at
+        // once.
         let searched = self.bytes.len();
         let taken = input.len().min(MAX_HEAD + 1 - searched);
         self.bytes.extend_from_slice(&input[..taken]);
@@ -189,8 +194,8 @@ fn cut_head(input: &mut &[u8], end: usize) -> Result<Option<RequestHead>, Malfor
     RequestHead::parse(head).map(Some)
 }
 
-/// The length of the head that ends in `bytes`, where nothing before `from` ends one. A line feed alone
-/// counts as the end of a line here, so that it is refused at once and not waited on.
+/// The length of the head that ends in `bytes`, where nothing before `from` ends one. A line feed
+/// alone counts as the end of a line here, so that it is refused at once and not waited on.
 fn head_end(bytes: &[u8], from: usize) -> Option<usize> {
     let mut at = from;
     while let Some(found) = bytes.get(at..)?.iter().position(|&b| b == b'\n') {

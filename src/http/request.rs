@@ -30,12 +30,13 @@ impl ClientInfo {
     }
 }
 
-/// The memory that a request needs besides its own bytes: the buffers of the call to the runtime, and the answer.
+/// The memory that a request needs besides its own bytes: the buffers of the call to the runtime,
+/// and the answer.
 const ANSWER_BYTES: usize = 32 * 1024;
 
 impl Request {
-    /// The memory that it needs until it is answered. The texts of the body and the JSON for the runtime take as many bytes again,
-    /// each.
+    /// The memory that it needs until it is answered. The texts of the body and the JSON for the
+    /// runtime take as many bytes again, each.
     pub fn held_bytes(&self) -> usize {
         self.head.held_bytes() + 3 * self.body.as_ref().map_or(0, Vec::capacity) + ANSWER_BYTES
     }

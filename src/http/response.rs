@@ -20,8 +20,8 @@ pub struct Response {
 
 /// The rest of a body, made piece by piece as the client takes it.
 pub trait BodyStream: Send {
-    /// The next piece, empty if there is nothing to send yet; `None` at the end. After an error the connection is closed, so
-    /// that the client knows that something is missing.
+    /// The next piece, empty if there is nothing to send yet; `None` at the end. After an error the
+    /// connection is closed, so that the client knows that something is missing.
     fn next(&mut self) -> Result<Option<Vec<u8>>, BodyStreamError>;
 }
 

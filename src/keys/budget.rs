@@ -10,14 +10,17 @@ use crate::when;
 use crate::when::DAY;
 use crate::when::Range;
 
-/// The most tokens of a budget: a runtime that makes a million per second would need eleven days for them.
+/// The most tokens of a budget: a runtime that makes a million per second would need eleven days
+/// for them.
 const MOST_TOKENS: i64 = 1_000_000_000_000;
 
-/// The share, in percent, from which on an operator should know about it. The alert rule has the same threshold.
+/// The share, in percent, from which on an operator should know about it. The alert rule has the
+/// same threshold.
 const NEARLY_USED_UP: i64 = 90;
 
-/// Columns of `keys`: the budget, its period and, only if there is a budget, the tokens that all gateways together have used
-/// of it. $1 is the day and $2 the beginning of the month that they are about. The hint is that of the engine.
+/// Columns of `keys`: the budget, its period and, only if there is a budget, the tokens that all
+/// gateways together have used of it. $1 is the day and $2 the beginning of the month that they are
+/// about. The hint is that of the engine.
 pub(super) fn budget_columns(days_hint: &str) -> String {
     format!(
         "budget, budget_per, CASE WHEN budget IS NOT NULL THEN
@@ -26,7 +29,8 @@ pub(super) fn budget_columns(days_hint: &str) -> String {
     )
 }
 
-/// The first parameters of a statement with [`budget_columns`]: for the budget of a request that was created at this time.
+/// The first parameters of a statement with [`budget_columns`]: for the budget of a request that
+/// was created at this time.
 pub(super) fn budget_parameters(created: i64) -> [SqlValue; 2] {
     values![
         BudgetPeriod::Day.around(created).since,

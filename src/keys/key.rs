@@ -11,7 +11,8 @@ use crate::text::{count, grouped, is_unprintable};
 use crate::when;
 use crate::when::DAY;
 
-/// A key as it is stored. The secret is not in it: reading the database does not allow using the keys.
+/// A key as it is stored. The secret is not in it: reading the database does not allow using the
+/// keys.
 #[derive(Clone, Debug, Serialize)]
 pub struct Key {
     pub id: String,
@@ -29,8 +30,8 @@ pub struct Key {
 }
 
 impl Key {
-    /// The version of everything that can be changed about a key. A form that shows the key carries it, so that a save
-    /// does not overwrite a later change.
+    /// The version of everything that can be changed about a key. A form that shows the key carries
+    /// it, so that a save does not overwrite a later change.
     pub fn version(&self) -> String {
         let Self {
             name,

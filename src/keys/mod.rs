@@ -53,7 +53,8 @@ impl Keys {
         }
     }
 
-    /// Stores a new key with this id. Returns false, and changes nothing, if there is a key with this id.
+    /// Stores a new key with this id. Returns false, and changes nothing, if there is a key with
+    /// this id.
     pub fn add_as(&self, id: &str, secret: &str, key: &NewKey, by: &Actor) -> Result<bool> {
         let digest = SecretDigest::of(secret).0;
         let insert = Statement::new(
@@ -82,8 +83,8 @@ impl Keys {
         Ok(self.database.write(&[insert, audit])? == 1)
     }
 
-    /// The key whose secret has this digest, as the last commit of any process left it, with its budget at a time and
-    /// without its last use.
+    /// The key whose secret has this digest, as the last commit of any process left it, with its
+    /// budget at a time and without its last use.
     pub fn find(&self, digest: &SecretDigest, created: i64) -> Result<Option<Key>> {
         self.database.look_up(
             &self.look_up,
@@ -122,8 +123,8 @@ impl Keys {
             .read(|session| session.rows(&statement, &budget_parameters(when::now()), read_key))
     }
 
-    /// A query for keys with their last uses: that of the newest row or, if retention has removed all rows, the newest day
-    /// that has sums.
+    /// A query for keys with their last uses: that of the newest row or, if retention has removed
+    /// all rows, the newest day that has sums.
     fn select(&self, condition: &str) -> String {
         let last_used = format!(
             "coalesce((SELECT created FROM usage WHERE key_id = keys.id ORDER BY request_id DESC LIMIT 1),
@@ -141,8 +142,9 @@ impl Keys {
         )
     }
 
-    /// Returns the keys that a text means, if more than one then because of their name: first by the id, then by the secret
-    /// if that is accepted, then by the name. Revoked keys are among them only if all of that name are.
+    /// Returns the keys that a text means, if more than one then because of their name: first by
+    /// the id, then by the secret if that is accepted, then by the name. Revoked keys are among
+    /// them only if all of that name are.
     pub fn resolve(&self, text: &str, secret: SecretUse) -> Result<Vec<Key>> {
         let by_digest =
             (secret == SecretUse::Accepted).then(|| (BY_DIGEST, SecretDigest::of(text).0.into()));
@@ -166,7 +168,8 @@ impl Keys {
         Ok(Vec::new())
     }
 
-    /// Makes all of these changes, or none. If a version is given, only if the key still has that version.
+    /// Makes all of these changes, or none. If a version is given, only if the key still has that
+    /// version.
     pub fn change(
         &self,
         id: &str,
@@ -211,8 +214,8 @@ impl Keys {
         })
     }
 
-    /// Revokes a key for good, from the next request on. Returns false if there is no such key; one that is revoked already
-    /// keeps its time.
+    /// Revokes a key for good, from the next request on. Returns false if there is no such key; one
+    /// that is revoked already keeps its time.
     pub fn revoke(&self, id: &str, now: i64, by: &Actor) -> Result<bool> {
         let audit = NewAuditRow::new("key_revoked", by, "").insert_if_not_revoked(id);
         let revoke = Statement::new(
@@ -231,8 +234,8 @@ pub(super) fn select(database: &Database, last_used: &str, condition: &str) -> S
     )
 }
 
-/// A hint for reading the days of one key from `usage_rollup`. Without statistics, which PostgreSQL has, SQLite would read
-/// the days of all keys by the primary key.
+/// A hint for reading the days of one key from `usage_rollup`. Without statistics, which PostgreSQL
+/// has, SQLite would read the days of all keys by the primary key.
 fn days_hint(database: &Database) -> &'static str {
     match database {
         Database::Sqlite(_) => "INDEXED BY rollup_days",
@@ -435,7 +438,8 @@ mod tests {
             keys.into_iter().map(|key| key.id).collect::<Vec<String>>()
         };
         let (first, second) = (add("adr_1", "twin"), add("adr_2", "twin"));
-        // A name that was given before names had to differ from ids, and one that is the secret of another key.
+        // A name that was given before names had to differ from ids, and one that is the secret of
+        // another key.
         let (by_id, by_secret) = (add("adr_3", "x"), add("adr_4", "y"));
         store.tamper(&format!(
             "UPDATE keys SET name = '{first}' WHERE id = '{by_id}'; UPDATE keys SET name = 'adr_1' WHERE id = '{by_secret}'"

@@ -19,7 +19,8 @@ const MOVE_HEAD: &str = "UPDATE gateways SET head_seq = $1, head_hash = $2 WHERE
 
 const READ_KEY: &str = "SELECT id, revoked FROM keys WHERE id = $1";
 
-/// A group that was sent to the database: where its chain ends, and which of its rows were left out.
+/// A group that was sent to the database: where its chain ends, and which of its rows were left
+/// out.
 struct SentGroup {
     head: ChainLink,
     refused: Vec<bool>,
@@ -30,7 +31,8 @@ type RevocationTimes = BTreeMap<String, Option<i64>>;
 
 pub struct Ledger {
     pub(super) database: Arc<Database>,
-    /// The name and the epoch under which this process writes rows. Both have a row in the table `gateways`.
+    /// The name and the epoch under which this process writes rows. Both have a row in the table
+    /// `gateways`.
     pub(super) gateway: String,
     pub(super) epoch: i64,
     /// Rows that wait for the leader of their group.
@@ -50,8 +52,8 @@ impl Ledger {
         }
     }
 
-    /// Writes a row, with its place in the chain, and adds it to the sums. All of it is durable when this returns. It shares
-    /// its transaction with the rows that wait at the same time.
+    /// Writes a row, with its place in the chain, and adds it to the sums. All of it is durable
+    /// when this returns. It shares its transaction with the rows that wait at the same time.
     pub fn append(&self, mut row: LedgerRow) -> Result<()> {
         row.gateway.clone_from(&self.gateway);
         let write = |group: &[&LedgerRow], deadline| self.write_group(group, deadline);
@@ -112,8 +114,8 @@ impl Ledger {
         Ok(sent.refused.into_iter().map(result).collect())
     }
 
-    /// Locks the chain and returns the statements that add a group to it. If the answer to an earlier COMMIT was lost, the
-    /// end of the chain says whether that group is part of it.
+    /// Locks the chain and returns the statements that add a group to it. If the answer to an
+    /// earlier COMMIT was lost, the end of the chain says whether that group is part of it.
     fn statements(
         &self,
         session: &Session,
@@ -127,7 +129,8 @@ impl Ledger {
         }) = sent
             && last.hash == head.hash
         {
-            // It counts only with a commit of its own: the server may be a primary that was replaced.
+            // It counts only with a commit of its own: the server may be a primary that was
+            // replaced.
             return Ok((
                 SentGroup {
                     head,
@@ -172,9 +175,9 @@ impl Ledger {
         (head, statements)
     }
 
-    /// Keeps every other process from writing rows of this gateway until the transaction ends. Returns the end of its chain
-    /// and, on PostgreSQL, when the keys of a group were revoked: the look-up of a key may have been answered by a primary
-    /// that was replaced.
+    /// Keeps every other process from writing rows of this gateway until the transaction ends.
+    /// Returns the end of its chain and, on PostgreSQL, when the keys of a group were revoked: the
+    /// look-up of a key may have been answered by a primary that was replaced.
     pub(super) fn lock_chain(
         &self,
         session: &Session,
@@ -461,7 +464,8 @@ pub mod tests {
 
     const SNAPSHOTS: i64 = 2_000;
 
-    /// Everything that there is to know about a row is in one transaction: whenever one looks, it is all there.
+    /// Everything that there is to know about a row is in one transaction: whenever one looks, it
+    /// is all there.
     #[test]
     fn in_every_snapshot_the_sums_equal_the_rows() {
         let temporary = Temporary::new();
@@ -499,7 +503,8 @@ pub mod tests {
         );
     }
 
-    /// Fails if the sums are not those of the rows, if a number is missing in the chain, or if it does not verify.
+    /// Fails if the sums are not those of the rows, if a number is missing in the chain, or if it
+    /// does not verify.
     fn ensure_consistent(session: &Session) -> Result<()> {
         let counted = "SELECT span, created / span * span, key_id, coalesce(status, 0), coalesce(error_code, ''), count(*),
             coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0), coalesce(sum(total_tokens), 0)

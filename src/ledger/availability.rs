@@ -1,4 +1,5 @@
-//! Whether the ledger accepts rows. While it does not, requests are refused before they cost an inference.
+//! Whether the ledger accepts rows. While it does not, requests are refused before they cost an
+//! inference.
 
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Mutex;
@@ -10,8 +11,8 @@ use crate::mutex::lock;
 /// If a write has waited for this long, the ledger is unavailable. The write may go on.
 const LONG_WAIT: Duration = Duration::from_secs(5);
 
-/// The pause before a test write. It doubles if rows fail again right after a test that succeeded: otherwise every worker
-/// would spend an inference each second on a row that fails.
+/// The pause before a test write. It doubles if rows fail again right after a test that succeeded:
+/// otherwise every worker would spend an inference each second on a row that fails.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
@@ -31,7 +32,8 @@ struct AvailabilityState {
 }
 
 impl Availability {
-    /// The reason why a row could not be written now. `waiting` is the time since which the oldest row has waited.
+    /// The reason why a row could not be written now. `waiting` is the time since which the oldest
+    /// row has waited.
     pub fn failure(&self, waiting: Option<Instant>) -> Option<DatabaseError> {
         let state = lock(&self.0);
         let mut waiting = waiting.into_iter().chain(state.testing);
@@ -43,7 +45,8 @@ impl Availability {
         state.failure.clone().or_else(is_late)
     }
 
-    /// Notes the results of a group. A row that fails alone does not count, and a key that was refused says nothing.
+    /// Notes the results of a group. A row that fails alone does not count, and a key that was
+    /// refused says nothing.
     pub fn note_group(&self, results: &[Result<()>]) {
         let mut failures = results.iter().filter_map(|result| result.as_ref().err());
         let mut state = lock(&self.0);
@@ -63,8 +66,8 @@ impl Availability {
             .is_some_and(|next_test| now >= next_test)
     }
 
-    /// Runs a test write and notes its result. A panic is a failure: otherwise the ledger would stay unavailable, because no
-    /// row and no other test would be tried.
+    /// Runs a test write and notes its result. A panic is a failure: otherwise the ledger would
+    /// stay unavailable, because no row and no other test would be tried.
     pub fn test(&self, write: impl FnOnce() -> Result<()>) {
         lock(&self.0).testing = Some(Instant::now());
         let result =

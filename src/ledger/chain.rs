@@ -1,8 +1,8 @@
-//! Tamper evidence: each row has a hash over its content and its predecessor's hash, so a row that was changed,
-//! removed or inserted breaks the chain at its place.
+//! Tamper evidence: each row has a hash over its content and its predecessor's hash, so a row that
+//! was changed, removed or inserted breaks the chain at its place.
 //!
-//! Anyone who may write the database could compute a new chain. A head that an operator has noted elsewhere, as
-//! `usage verify` prints it, is not part of such a chain.
+//! Anyone who may write the database could compute a new chain. A head that an operator has noted
+//! elsewhere, as `usage verify` prints it, is not part of such a chain.
 
 use std::fmt;
 
@@ -36,8 +36,9 @@ impl ChainLink {
     }
 }
 
-/// Computes the hash of a row from its columns, its number and the hash of its predecessor in the chain. It does not cover the
-/// gateway, which rows of earlier versions do not have: a row that is moved to another chain breaks both.
+/// Computes the hash of a row from its columns, its number and the hash of its predecessor in the
+/// chain. It does not cover the gateway, which rows of earlier versions do not have: a row that is
+/// moved to another chain breaks both.
 fn row_hash(row: &LedgerRow, seq: i64, predecessor: &[u8; 32]) -> [u8; 32] {
     let mut hasher = Sha256::new();
     hasher.update(predecessor);
@@ -86,7 +87,8 @@ fn row_hash(row: &LedgerRow, seq: i64, predecessor: &[u8; 32]) -> [u8; 32] {
         part(time.map(f64::to_le_bytes).as_ref().map(<[u8; 8]>::as_slice));
     }
     part(Some(&[row.grounded.into()]));
-    // Rows that are older than these columns have null in them, and keep the hash that they were made with.
+    // Rows that are older than these columns have null in them, and keep the hash that they were
+    // made with.
     if row.search_reason.is_some() || row.search_results.is_some() || row.search_ms.is_some() {
         part(Some(row.search_reason.as_deref().unwrap_or("").as_bytes()));
         part(

@@ -1,4 +1,5 @@
-//! Divides the range of a usage report into parts, each of which is read from the rollup or from the rows.
+//! Divides the range of a usage report into parts, each of which is read from the rollup or from
+//! the rows.
 
 use super::rollup::Span;
 use crate::database::{DatabaseError, Result};
@@ -6,16 +7,18 @@ use crate::database::{Session, values};
 use crate::id::RequestId;
 use crate::when::Range;
 
-/// Divides a range into parts, in the order of time, and finds where the figures of each can be read.
+/// Divides a range into parts, in the order of time, and finds where the figures of each can be
+/// read.
 pub(super) struct Division<'a> {
     pub session: &'a Session<'a>,
-    /// The rollup's spans to read, or `None` for the rows; then the first second, and the one after the last.
+    /// The rollup's spans to read, or `None` for the rows; then the first second, and the one after
+    /// the last.
     pub parts: Vec<(Option<Span>, i64, i64)>,
 }
 
 impl Division<'_> {
-    /// Whole spans are in the rollup. The rest of a day is divided into hours, and the rest of an hour is counted. Fails if
-    /// retention has removed the rows of that hour.
+    /// Whole spans are in the rollup. The rest of a day is divided into hours, and the rest of an
+    /// hour is counted. Fails if retention has removed the rows of that hour.
     pub fn divide(&mut self, Range { since, until }: Range, span: Span) -> Result<()> {
         if span == Span::Minute {
             self.add(None, since, until);

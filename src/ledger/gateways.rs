@@ -1,5 +1,6 @@
-//! The gateways that share a database. Each has a name and an epoch, which every start raises. A row is written only if its
-//! gateway still has the epoch of the process that writes it, so a process that was replaced can't write any more.
+//! The gateways that share a database. Each has a name and an epoch, which every start raises. A
+//! row is written only if its gateway still has the epoch of the process that writes it, so a
+//! process that was replaced can't write any more.
 
 use time::OffsetDateTime;
 
@@ -51,7 +52,8 @@ impl Ledger {
         format!("SELECT 1 FROM gateways WHERE name = $1 {lock}")
     }
 
-    /// Runs about every second: updates the heartbeat. Fails with `Fenced` if another process has its name.
+    /// Runs about every second: updates the heartbeat. Fails with `Fenced` if another process has
+    /// its name.
     pub fn keep_presence(&self, lock: &mut SessionLock) -> Result<()> {
         let beat = format!(
             "UPDATE gateways SET last_seen = {} WHERE name = $1 AND epoch = $2",

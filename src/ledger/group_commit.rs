@@ -1,7 +1,7 @@
 //! Group commit: items that wait at the same time are written together.
 //!
-//! A thread whose item waits and that finds no leader becomes the leader: it writes everything that waits, and wakes the
-//! others. While it does so, the next group gathers.
+//! A thread whose item waits and that finds no leader becomes the leader: it writes everything that
+//! waits, and wakes the others. While it does so, the next group gathers.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock, PoisonError};
@@ -45,8 +45,8 @@ impl<T, R> Default for GroupCommit<T, R> {
 }
 
 impl<T, R: Clone> GroupCommit<T, R> {
-    /// Writes an item together with those of other threads. `write` gets the items and the time that the oldest of them
-    /// has; it returns a result for each.
+    /// Writes an item together with those of other threads. `write` gets the items and the time
+    /// that the oldest of them has; it returns a result for each.
     pub fn submit(
         &self,
         item: T,
@@ -84,8 +84,8 @@ impl<T, R: Clone> GroupCommit<T, R> {
             .min()
     }
 
-    /// Takes everything that waits. Returns `None` if there is a leader already, or if the job has its result: a thread
-    /// must not fail because of a group that its own item is not part of.
+    /// Takes everything that waits. Returns `None` if there is a leader already, or if the job has
+    /// its result: a thread must not fail because of a group that its own item is not part of.
     fn lead(&self, job: &WaitingItem<T, R>) -> Option<Leader<'_, T, R>> {
         let mut waiting = self.lock();
         if waiting.leading.is_some() || job.result.get().is_some() {
@@ -141,8 +141,8 @@ fn wake_next<T, R>(waiting: MutexGuard<'_, ItemQueue<T, R>>) {
     }
 }
 
-/// The right to write a group. Dropping it, even after a panic, reports to every member that has no result, and lets the
-/// next one lead.
+/// The right to write a group. Dropping it, even after a panic, reports to every member that has no
+/// result, and lets the next one lead.
 struct Leader<'a, T, R: Clone> {
     queue: &'a GroupCommit<T, R>,
     group: Vec<Arc<WaitingItem<T, R>>>,

@@ -39,7 +39,8 @@ impl Grouping {
         }
     }
 
-    /// Returns false for more than two groupings, for the same one twice, and for two of time: a day has its month.
+    /// Returns false for more than two groupings, for the same one twice, and for two of time: a
+    /// day has its month.
     pub fn fit_together(list: &[Self]) -> bool {
         let is_time = |by: Self| matches!(by, Self::Hour | Self::Day | Self::Month);
         match *list {
@@ -64,7 +65,8 @@ impl Grouping {
         }
     }
 
-    /// The members that name a group, with their values. A key also has its present name: it may have changed within the range.
+    /// The members that name a group, with their values. A key also has its present name: it may
+    /// have changed within the range.
     pub(super) fn named(
         self,
         (status, text): Group,

@@ -15,14 +15,15 @@ pub struct RowFilter {
     pub gateway: Option<String>,
     pub matching: Matching,
     pub cause: Option<String>,
-    /// The shortest and the longest duration in milliseconds; a row without a duration is not wanted then.
+    /// The shortest and the longest duration in milliseconds; a row without a duration is not
+    /// wanted then.
     pub least_ms: Option<u32>,
     pub most_ms: Option<u32>,
 }
 
 impl RowFilter {
-    /// The rows to search for a gateway or a duration, which no index has: those that one index finds. `None` if neither is
-    /// wanted.
+    /// The rows to search for a gateway or a duration, which no index has: those that one index
+    /// finds. `None` if neither is wanted.
     fn indexed(&self) -> Option<Self> {
         let is_searched = self.gateway.is_some()
             || self.cause.is_some()
@@ -43,7 +44,8 @@ impl RowFilter {
         })
     }
 
-    /// Returns whether only rows with an error are wanted: they have an index. A cause without one belongs to no row.
+    /// Returns whether only rows with an error are wanted: they have an index. A cause without one
+    /// belongs to no row.
     fn selects_errors(&self) -> bool {
         self.cause.is_some() || matches!(self.matching, Matching::Failure | Matching::Code(_))
     }
@@ -79,11 +81,12 @@ impl Matching {
 /// The most completions whose durations are read.
 const MOST_DURATIONS: usize = 500;
 
-/// The number of rows that are searched at once for a gateway or a duration, if they lie side by side in the order of time.
+/// The number of rows that are searched at once for a gateway or a duration, if they lie side by
+/// side in the order of time.
 pub const SEARCHED_ROWS: i64 = 2_000;
 
-/// The number for rows of one key or with an error, each of which is on another page of the file. With ten million rows, 2,000 of
-/// them took 200 ms from the disk.
+/// The number for rows of one key or with an error, each of which is on another page of the file.
+/// With ten million rows, 2,000 of them took 200 ms from the disk.
 const SEARCHED_APART: i64 = 500;
 
 /// Some rows, and from where on there are more.
@@ -92,8 +95,8 @@ pub struct Listing {
     pub rows: Vec<LedgerRow>,
     /// The last id of these, or of those that were searched, if there are more after it.
     pub next: Option<String>,
-    /// The last id that was searched for a gateway or a duration, if these rows are all that was found and the search
-    /// can go on.
+    /// The last id that was searched for a gateway or a duration, if these rows are all that was
+    /// found and the search can go on.
     pub searched_to: Option<String>,
 }
 
@@ -120,8 +123,8 @@ impl Ledger {
         )
     }
 
-    /// The milliseconds that the newest completions took, in ascending order, whatever outcome is wanted. If many requests have
-    /// failed, only the newest of all are searched.
+    /// The milliseconds that the newest completions took, in ascending order, whatever outcome is
+    /// wanted. If many requests have failed, only the newest of all are searched.
     pub fn newest_durations(&self, filter: &RowFilter) -> Result<Vec<f64>> {
         // With a bound for the duration, the search is limited.
         let completions = RowFilter {
@@ -192,7 +195,8 @@ pub fn ids(
     let mut key_id = "key_id =";
     let mut conditions = String::new();
     if filter.selects_errors() {
-        // The index of failures has their keys too. No index serves this expression, so that one is used.
+        // The index of failures has their keys too. No index serves this expression, so that one is
+        // used.
         key_id = "key_id || '' =";
         conditions += "AND error_code IS NOT NULL";
     }

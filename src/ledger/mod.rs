@@ -1,5 +1,6 @@
-//! The ledger: one row for every request with a valid key. A row, its place in the chain and its part of the sums are
-//! one transaction (append.rs), which it shares with the rows that wait at the same time (group_commit.rs).
+//! The ledger: one row for every request with a valid key. A row, its place in the chain and its
+//! part of the sums are one transaction (append.rs), which it shares with the rows that wait at the
+//! same time (group_commit.rs).
 
 pub mod append;
 mod availability;

@@ -1,4 +1,5 @@
-//! Usage reports: whole days and hours of a range from the rollup, and the rest of it from its rows.
+//! Usage reports: whole days and hours of a range from the rollup, and the rest of it from its
+//! rows.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -26,8 +27,8 @@ pub struct UsageRow {
 }
 
 impl Ledger {
-    /// The sums of a range by one or more groupings, or in one row. Groups are in the order of the groupings; keys with the most
-    /// requests come first.
+    /// The sums of a range by one or more groupings, or in one row. Groups are in the order of the
+    /// groupings; keys with the most requests come first.
     pub fn grouped(&self, range: Range, filter: Filter, by: &[Grouping]) -> Result<Vec<UsageRow>> {
         let mut names = HashMap::new();
         if by.contains(&Grouping::Key) {
@@ -76,8 +77,8 @@ impl Ledger {
         Ok(groups.into_iter().map(named).collect())
     }
 
-    /// Replaces open bounds, so that the same range can be asked for again: the start of the first day that has sums, and the
-    /// second after now, or after the newest row if its clock was ahead.
+    /// Replaces open bounds, so that the same range can be asked for again: the start of the first
+    /// day that has sums, and the second after now, or after the newest row if its clock was ahead.
     pub fn bounded(&self, range: Range, now: i64) -> Result<Range> {
         let Range {
             mut since,
@@ -137,8 +138,9 @@ impl Ledger {
         }
     }
 
-    /// Calls `take` with the sums of a range, by span and in the order of time. If the range begins and ends with a span, all
-    /// are read from the rollup. Fails if retention has removed the rows of an hour that the range cuts.
+    /// Calls `take` with the sums of a range, by span and in the order of time. If the range begins
+    /// and ends with a span, all are read from the rollup. Fails if retention has removed the rows
+    /// of an hour that the range cuts.
     pub fn figures(
         &self,
         span: Span,
@@ -436,7 +438,8 @@ mod tests {
         );
     }
 
-    /// A bound with a time of day was rounded to its day if retention had removed the rows, and nothing said so.
+    /// A bound with a time of day was rounded to its day if retention had removed the rows, and
+    /// nothing said so.
     #[test]
     fn a_range_is_exact_or_names_the_hour_that_can_not_be_divided() {
         let temporary = Temporary::new();

@@ -14,8 +14,9 @@ pub enum RetentionState {
     Idle,
     /// Rows that were created before this time are to be removed.
     Due { before: i64 },
-    /// There are such rows, but none between this time and the start of today. A clock that has jumped ahead looks like
-    /// this, and so does a service that was off for long: nothing is removed until there is a row of yesterday.
+    /// There are such rows, but none between this time and the start of today. A clock that has
+    /// jumped ahead looks like this, and so does a service that was off for long: nothing is
+    /// removed until there is a row of yesterday.
     Held { before: i64 },
 }
 
@@ -36,8 +37,9 @@ impl Ledger {
         })
     }
 
-    /// Removes rows created before a time, the oldest of a chain first and at most `most`, and returns how many. The
-    /// chain then begins after them, so the rest still verifies. Takes the chains in turn: 0 says that none has such rows.
+    /// Removes rows created before a time, the oldest of a chain first and at most `most`, and
+    /// returns how many. The chain then begins after them, so the rest still verifies. Takes the
+    /// chains in turn: 0 says that none has such rows.
     pub fn remove_before(&self, time: i64, now: i64, most: i64) -> Result<usize> {
         let names = |session: &Session| {
             session.rows("SELECT name FROM gateways ORDER BY name", &[], |mut row| {
@@ -65,8 +67,9 @@ impl Ledger {
 }
 
 fn remove(session: &Session, gateway: &str, time: i64, now: i64, most: i64) -> Result<usize> {
-    // Up to the last old row before the first that is to be kept. A row whose time is in the future does not count as one:
-    // it was written while the clock was wrong, and would hold back the rows behind it for years.
+    // Up to the last old row before the first that is to be kept. A row whose time is in the future
+    // does not count as one: it was written while the clock was wrong, and would hold back the rows
+    // behind it for years.
     let last = session.first(
         "WITH oldest AS (SELECT seq, hash, created FROM usage WHERE gateway = $1 ORDER BY seq LIMIT $2)
          SELECT seq, hash FROM oldest WHERE created < $3
@@ -287,7 +290,8 @@ mod tests {
         );
     }
 
-    /// A clock that is ahead leaves the days before today empty, and so does a service that was off.
+    /// A clock that is ahead leaves the days before today empty, and so does a service that was
+    /// off.
     #[test]
     fn nothing_is_removed_while_the_days_before_today_are_empty() {
         let temporary = Temporary::new();

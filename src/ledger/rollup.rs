@@ -59,7 +59,8 @@ pub(super) fn insert_from_rows(span: i64, condition: &str) -> String {
     )
 }
 
-/// Adds figures to those of a place. A runtime's figures are at most 1,000,000,000, so sums do not overflow.
+/// Adds figures to those of a place. A runtime's figures are at most 1,000,000,000, so sums do not
+/// overflow.
 const UPSERT: &str =
     "INSERT INTO usage_rollup (span, start, key_id, key_name, status, error_code, gateway, requests,
     prompt_tokens, completion_tokens, total_tokens, unmeasured)

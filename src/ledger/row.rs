@@ -73,7 +73,8 @@ fn columns() -> impl Iterator<Item = &'static str> {
     COLUMNS.split(',').map(str::trim)
 }
 
-/// A line of the CSV: the columns of the ledger and, beside the Unix time, a time that a spreadsheet understands.
+/// A line of the CSV: the columns of the ledger and, beside the Unix time, a time that a
+/// spreadsheet understands.
 fn csv_line_with_time(mut cells: Vec<String>, time: String) -> String {
     let created = columns()
         .position(|name| name == "created")

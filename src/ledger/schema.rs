@@ -1,5 +1,5 @@
-//! The tables, and the upgrades that bring those of an earlier version to the present one, in the transaction that notes the
-//! new version.
+//! The tables, and the upgrades that bring those of an earlier version to the present one, in the
+//! transaction that notes the new version.
 
 use super::rollup::insert_from_rows;
 use crate::database::{Result, Schema, Session};
@@ -15,8 +15,9 @@ pub const SCHEMA: Schema = Schema {
     lock_order: "gateways, keys, usage, usage_rollup",
 };
 
-/// Version 9 inserted a row before the runtime was called and changed it afterwards. A row that is still open has no place
-/// in the chain and is in no sum. Raising the epochs keeps gateways of version 9 from writing anything.
+/// Version 9 inserted a row before the runtime was called and changed it afterwards. A row that is
+/// still open has no place in the chain and is in no sum. Raising the epochs keeps gateways of
+/// version 9 from writing anything.
 const TO_VERSION_10: &str = "
     DROP INDEX usage_open;
     DROP INDEX usage_by_key;
@@ -42,8 +43,8 @@ fn to_version_10(session: &Session, dialect: &dyn Fn(&str) -> String) -> Result<
         .map(drop)
 }
 
-/// Version 9 removed hours that were 400 days old by the clock, even if the clock was wrong. They are made again from
-/// their rows, as far as these are kept.
+/// Version 9 removed hours that were 400 days old by the clock, even if the clock was wrong. They
+/// are made again from their rows, as far as these are kept.
 fn restore_hours(session: &Session) -> Result<()> {
     let requests =
         "SELECT CAST(coalesce(sum(CASE span WHEN 3600 THEN requests ELSE -requests END), 0) AS BIGINT)

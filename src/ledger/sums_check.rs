@@ -1,8 +1,9 @@
-//! Compares the sums with the rows, day by day and in both directions: the hours with the rows, and the days with their
-//! hours.
+//! Compares the sums with the rows, day by day and in both directions: the hours with the rows, and
+//! the days with their hours.
 //!
-//! Retention removes rows and leaves their sums. Such sums are larger than those of the rows that are left, and all of them
-//! together by as many requests as were removed: by the number at which the chain of the gateway now begins.
+//! Retention removes rows and leaves their sums. Such sums are larger than those of the rows that
+//! are left, and all of them together by as many requests as were removed: by the number at which
+//! the chain of the gateway now begins.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -140,8 +141,8 @@ impl MissingRows {
         }
     }
 
-    /// Adds the requests that sums have more than the rows, of a gateway that has lost rows to retention. Any other
-    /// difference is a fault.
+    /// Adds the requests that sums have more than the rows, of a gateway that has lost rows to
+    /// retention. Any other difference is a fault.
     fn add(&mut self, difference: Difference) -> Option<Fault> {
         let missing = difference.kept[0].saturating_sub(difference.counted[0]);
         let is_removed = self
@@ -172,7 +173,8 @@ impl MissingRows {
     }
 }
 
-/// A query for the hours of a day that differ from their rows. $1 and $2 are the day, $3 and $4 its ids.
+/// A query for the hours of a day that differ from their rows. $1 and $2 are the day, $3 and $4 its
+/// ids.
 fn hours_and_rows() -> String {
     let kept = format!(
         "SELECT {PLACE}, {} FROM usage_rollup WHERE span = 3600 AND start >= $1 AND start < $2",
@@ -201,7 +203,8 @@ fn days_and_hours() -> String {
     differences(&kept, &counted)
 }
 
-/// A query for the places at which two queries differ: the sums as they are kept, and as they should be.
+/// A query for the places at which two queries differ: the sums as they are kept, and as they
+/// should be.
 fn differences(kept: &str, counted: &str) -> String {
     // Each side has a place at most once, so the greatest figure of a side is its only one.
     let figure = |figure: &str, is_kept: u8| {

@@ -15,11 +15,13 @@ const DELETE_SUMS: &str =
     "DELETE FROM usage_rollup WHERE span = $1 AND start = $2 AND key_id = $3 AND key_name = $4";
 
 impl Ledger {
-    /// Tests whether a request would succeed: looks up a key, appends a row and removes it again. All of it is committed,
-    /// because a transaction that is rolled back does not reach the WAL, and does not notice a full disk.
+    /// Tests whether a request would succeed: looks up a key, appends a row and removes it again.
+    /// All of it is committed, because a transaction that is rolled back does not reach the WAL,
+    /// and does not notice a full disk.
     pub fn try_request(&self) -> Result<()> {
-        // The connection that writes has its pages in its cache, so it would not notice that the file is damaged or the
-        // WAL truncated. The row has an existing key, if there is one: the operator may have added a foreign key.
+        // The connection that writes has its pages in its cache, so it would not notice that the
+        // file is damaged or the WAL truncated. The row has an existing key, if there is one: the
+        // operator may have added a foreign key.
         let key = "SELECT id FROM keys ORDER BY digest LIMIT 1";
         let key_id = self
             .database
@@ -61,7 +63,8 @@ impl Ledger {
         })
     }
 
-    /// Makes a test write. Until it or another write succeeds, a failure makes the ledger unavailable.
+    /// Makes a test write. Until it or another write succeeds, a failure makes the ledger
+    /// unavailable.
     pub fn test_write(&self) {
         self.availability.test(|| self.try_request());
     }
@@ -71,8 +74,8 @@ impl Ledger {
         self.availability.is_test_due(Instant::now())
     }
 
-    /// Reads whether this process may still write to the database, without writing anything. If it may not, the ledger is
-    /// unavailable.
+    /// Reads whether this process may still write to the database, without writing anything. If it
+    /// may not, the ledger is unavailable.
     pub fn check_identity(&self) {
         let check = || {
             self.database

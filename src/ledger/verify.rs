@@ -28,7 +28,8 @@ pub struct Verification {
     /// The number of sums that equal those of their rows.
     pub sums: u64,
     pub unproven: Option<UnprovenSums>,
-    /// The end of each chain that has or had rows, by the gateway's name; if none has, one with `seq` 0.
+    /// The end of each chain that has or had rows, by the gateway's name; if none has, one with
+    /// `seq` 0.
     pub heads: Vec<ChainHead>,
     pub fault: Option<Fault>,
 }
@@ -40,7 +41,8 @@ impl Ledger {
             .run(TransactionMode::Report, |session| verify(session, progress))
     }
 
-    /// Returns whether a head that was noted earlier is part of its chain, which `verify` has to find sound too.
+    /// Returns whether a head that was noted earlier is part of its chain, which `verify` has to
+    /// find sound too.
     pub fn find_head(&self, noted: &ChainHead) -> Result<HeadStatus> {
         let ChainHead { gateway, seq, hash } = noted;
         let link = "SELECT seq, hash FROM usage WHERE gateway = $1 AND seq = $2

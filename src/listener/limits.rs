@@ -17,14 +17,14 @@ pub struct Limits {
     pub idle_time: Duration,
     /// The longest time that a client may take to read a response.
     pub send_time: Duration,
-    /// After a response that ends a connection, how long and how much is read and discarded, so that a client that is
-    /// still sending sees the response and not a reset.
+    /// After a response that ends a connection, how long and how much is read and discarded, so
+    /// that a client that is still sending sees the response and not a reset.
     pub drain_time: Duration,
     pub drain_bytes: usize,
     /// After a stop, the time limit for everything except running requests.
     pub stop_time: Duration,
-    /// After a stop, the time limit for a connection without a request: one may be on its way, and its response says that
-    /// it is the last.
+    /// After a stop, the time limit for a connection without a request: one may be on its way, and
+    /// its response says that it is the last.
     pub idle_stop_time: Duration,
     /// The pause in accepting after there was no file descriptor for a connection.
     pub accept_pause: Duration,
@@ -50,7 +50,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The interval at which deadlines are checked: short enough for the shortest, at least every second.
+    /// The interval at which deadlines are checked: short enough for the shortest, at least every
+    /// second.
     pub(super) fn tick(&self) -> Duration {
         let shortest = [
             self.request_time,

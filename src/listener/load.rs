@@ -16,7 +16,8 @@ pub enum LoadEvent {
     BuffersFull,
     /// A new connection was closed: no other could be evicted.
     Rejected,
-    /// A connection was evicted with an unfinished request, response or handshake, or after its last response.
+    /// A connection was evicted with an unfinished request, response or handshake, or after its
+    /// last response.
     UnfinishedEvicted,
     /// An idle connection was evicted.
     IdleEvicted,
@@ -42,7 +43,8 @@ impl LoadEvent {
         Self::AbandonedRunning,
     ];
 
-    /// The log line for this many of them, and its level: a warning if it may affect a client that does nothing wrong.
+    /// The log line for this many of them, and its level: a warning if it may affect a client that
+    /// does nothing wrong.
     fn line(self, count: u64) -> (log::Level, String) {
         use log::Level::{Info, Warn};
         let (level, event, reason) = match self {

@@ -1,7 +1,8 @@
-//! The listener: one thread that accepts connections and reads requests without ever waiting for a client,
-//! and a fixed pool of workers that answer the complete ones.
+//! The listener: one thread that accepts connections and reads requests without ever waiting for a
+//! client, and a fixed pool of workers that answer the complete ones.
 //!
-//! A client costs a buffer, never a thread. Every buffer, count and time has its limit in [`Limits`].
+//! A client costs a buffer, never a thread. Every buffer, count and time has its limit in
+//! [`Limits`].
 
 mod connection;
 mod credential_cache;
@@ -80,7 +81,8 @@ pub trait Service: Send + Sync + 'static {
 #[derive(Clone, Debug)]
 pub struct Admission {
     pub destination: Destination,
-    /// The lane of a request whose credential is unknown; `None` is the lane that all of them share.
+    /// The lane of a request whose credential is unknown; `None` is the lane that all of them
+    /// share.
     pub lane: Option<Arc<str>>,
     /// The network of an unknown client. If too many requests of unknown clients wait, the network
     /// that sent most loses one.
@@ -176,7 +178,8 @@ impl Listener {
         })
     }
 
-    /// The end of a pipe: a byte written to it, for example by a signal handler, stops the listener.
+    /// The end of a pipe: a byte written to it, for example by a signal handler, stops the
+    /// listener.
     pub fn stopper(&self) -> io::Result<UnixStream> {
         self.stopper.try_clone()
     }

@@ -1,4 +1,5 @@
-//! Counts the connections and bytes that each origin holds. When they run out, the origin that holds most is evicted from.
+//! Counts the connections and bytes that each origin holds. When they run out, the origin that
+//! holds most is evicted from.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -102,9 +103,9 @@ impl Holdings {
         }
     }
 
-    /// Returns the largest holder among the origins that have something to evict. A shared one comes
-    /// last, whatever it holds. Ties: the first to come, so that a new client has time to send its
-    /// request.
+    /// Returns the largest holder among the origins that have something to evict. A shared one
+    /// comes last, whatever it holds. Ties: the first to come, so that a new client has time to
+    /// send its request.
     pub fn largest(&self, resource: Resource) -> Option<Origin> {
         let holders = self
             .by_origin

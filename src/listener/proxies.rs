@@ -14,7 +14,8 @@ pub struct Proxies(pub Vec<TrustedProxy>);
 pub enum TrustedProxy {
     /// Every client of the Unix socket.
     Unix,
-    /// A network: the addresses whose leading bits, as many as the number says, equal those of this one.
+    /// A network: the addresses whose leading bits, as many as the number says, equal those of this
+    /// one.
     Network(IpAddr, u32),
 }
 
@@ -54,7 +55,8 @@ impl fmt::Display for TrustedProxy {
 }
 
 impl TrustedProxy {
-    /// Returns true for the peer of a connection that it matches; `None` is a peer on a Unix socket.
+    /// Returns true for the peer of a connection that it matches; `None` is a peer on a Unix
+    /// socket.
     fn is(&self, peer: Option<IpAddr>) -> bool {
         match (self, peer) {
             (Self::Unix, peer) => peer.is_none(),
@@ -84,7 +86,8 @@ impl Proxies {
         self.0.iter().any(|proxy| proxy.is(peer))
     }
 
-    /// The last address that a trusted proxy vouches for: each proxy appends the address of its own client.
+    /// The last address that a trusted proxy vouches for: each proxy appends the address of its own
+    /// client.
     fn client(&self, peer: Option<IpAddr>, head: &RequestHead) -> Option<IpAddr> {
         let values: Vec<&[u8]> = head.header("x-forwarded-for").collect();
         let mut client = peer;

@@ -9,8 +9,8 @@ use crate::http::response::{BodyStream, ConnectionHeader};
 use crate::mutex::lock;
 use crate::network::ClientNetwork;
 
-/// The lanes, networks and credentials that are kept without a request: unknown clients can't use up
-/// the memory.
+/// The lanes, networks and credentials that are kept without a request: unknown clients can't use
+/// up the memory.
 pub(super) const CACHED: usize = 1024;
 
 /// A lane's name; `None` is the lane that all unknown clients share.
@@ -122,7 +122,8 @@ struct LaneState {
     /// The memory of its requests, of those that run too.
     bytes: usize,
     limit: Option<u32>,
-    /// The limit was read while the lane had requests. Until it is, one request runs alone: the limit may have been changed.
+    /// The limit was read while the lane had requests. Until it is, one request runs alone: the
+    /// limit may have been changed.
     is_limit_read: bool,
     shed: u64,
     /// It had a request since the last call of [`FairQueue::take_used_lanes`].
@@ -166,8 +167,8 @@ impl FairQueue {
         }
     }
 
-    /// Queues a request. If the queue is full, sheds one and returns it: the newest of the lane with
-    /// the most waiting.
+    /// Queues a request. If the queue is full, sheds one and returns it: the newest of the lane
+    /// with the most waiting.
     pub fn push(&self, job: Job) -> Option<Job> {
         let mut state = lock(&self.state);
         let (name, is_request) = (job.lane.clone(), job.can_be_shed());
@@ -197,8 +198,8 @@ impl FairQueue {
         shed
     }
 
-    /// Waits for a request and takes it: the next of the lane whose turn it is. It counts as running until
-    /// [`Self::finish`].
+    /// Waits for a request and takes it: the next of the lane whose turn it is. It counts as
+    /// running until [`Self::finish`].
     pub fn take(&self, until: Option<Instant>) -> Result<Job, TakeError> {
         let mut state = lock(&self.state);
         loop {
@@ -339,7 +340,8 @@ impl FairQueue {
         state.turns.iter().map(eligible).sum()
     }
 
-    /// Returns how many requests of a lane could run now. It may be fewer: of several exclusive requests only one can.
+    /// Returns how many requests of a lane could run now. It may be fewer: of several exclusive
+    /// requests only one can.
     fn eligible_in_lane(&self, state: &QueueState, name: &LaneName, soon: bool) -> usize {
         let lane = &state.lanes[name];
         if state.exclusive_runs && lane.waiting.front().is_some_and(Job::is_exclusive) {
@@ -393,7 +395,8 @@ impl QueueState {
         self.lanes.entry(name.clone()).or_default()
     }
 
-    /// The lane with the most waiting, of those whose newest request can be shed: of several, that of the newcomer.
+    /// The lane with the most waiting, of those whose newest request can be shed: of several, that
+    /// of the newcomer.
     fn longest_lane(&self, newcomer: &LaneName) -> Option<LaneName> {
         let length = |name: &&LaneName| (self.lanes[*name].waiting.len(), *name == newcomer);
         self.turns
@@ -448,7 +451,8 @@ impl QueueState {
         self.remove(&None, place)
     }
 
-    /// Takes the turn of a lane if nothing waits in it. If nothing runs, its limit has to be read again.
+    /// Takes the turn of a lane if nothing waits in it. If nothing runs, its limit has to be read
+    /// again.
     fn settle_lane(&mut self, name: &LaneName) {
         let lane = self.lane(name);
         lane.is_limit_read &= lane.running > 0;
@@ -864,8 +868,8 @@ pub(super) mod tests {
         assert!(matches!(queue.take(None), Err(TakeError::Closed)));
     }
 
-    /// Random sequences, against what a plain count of the requests says: no limit is exceeded, no request is lost, and none
-    /// that could run waits while a thread is free.
+    /// Random sequences, against what a plain count of the requests says: no limit is exceeded, no
+    /// request is lost, and none that could run waits while a thread is free.
     #[test]
     fn no_request_that_could_run_waits_for_a_free_thread() {
         const NAMES: [&str; 3] = ["a", "b", "c"];

@@ -40,8 +40,9 @@ pub struct ListeningSocket {
     is_made: bool,
 }
 
-/// Connections that the system keeps until they are accepted; it has a limit of its own, usually the same. With mio's
-/// 128, a burst of 2,000 clients took 10 s: the system drops what is beyond, and a client tries again after a second.
+/// Connections that the system keeps until they are accepted; it has a limit of its own, usually
+/// the same. With mio's 128, a burst of 2,000 clients took 10 s: the system drops what is beyond,
+/// and a client tries again after a second.
 const BACKLOG: i32 = 4096;
 
 const NEW_SOCKET: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
@@ -108,8 +109,8 @@ impl ListeningSocket {
             Address::Tcp(_) => Some(from.ok_or(io::ErrorKind::ConnectionAborted)?.try_into()?),
         };
         if from.is_some() {
-            // A response is one write: Nagle's algorithm would only delay it. On a connection that is
-            // already closed this fails, and the next read notices it.
+            // A response is one write: Nagle's algorithm would only delay it. On a connection that
+            // is already closed this fails, and the next read notices it.
             let _ = stream.set_nodelay(true);
         }
         // A dual-stack socket reports IPv4 addresses as IPv4-mapped IPv6 addresses.
@@ -125,8 +126,9 @@ impl Drop for ListeningSocket {
     }
 }
 
-/// Removes the socket file that a killed process left behind, and only that: not another kind of file, and not a socket
-/// that may still be in use. The system refuses a connection only if no process listens.
+/// Removes the socket file that a killed process left behind, and only that: not another kind of
+/// file, and not a socket that may still be in use. The system refuses a connection only if no
+/// process listens.
 fn remove_stale(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Err(_) => return Ok(()),
@@ -139,15 +141,17 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     }
     match UnixStream::connect(path) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
-        // A process listens, and may be too busy to accept: binding says that the address is in use.
+        // A process listens, and may be too busy to accept: binding says that the address is in
+        // use.
         Ok(_) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-/// Creates a Unix socket at a path. Its file never has more permissions than `mode`: Linux takes the mode of the new
-/// file from the unbound socket, less the umask. Setting the umask itself would affect files that other threads create.
+/// Creates a Unix socket at a path. Its file never has more permissions than `mode`: Linux takes
+/// the mode of the new file from the unbound socket, less the umask. Setting the umask itself would
+/// affect files that other threads create.
 fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
     let socket =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, NEW_SOCKET, None)?;

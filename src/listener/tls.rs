@@ -1,5 +1,5 @@
-//! TLS on the listener's thread. A session never blocks: it belongs to the event loop, which decrypts what a client sends
-//! and encrypts what a worker answers.
+//! TLS on the listener's thread. A session never blocks: it belongs to the event loop, which
+//! decrypts what a client sends and encrypts what a worker answers.
 
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -15,8 +15,9 @@ use rustls::{ServerConfig, ServerConnection};
 use super::socket::InboundStream;
 use crate::{certificates, files};
 
-/// The memory of a session besides the bytes in transit: its keys, its state and its smallest buffers. `rustls` does not
-/// report it. Measured over 1,000 sessions: 7.7 KiB after the handshake, 9.3 after a completion.
+/// The memory of a session besides the bytes in transit: its keys, its state and its smallest
+/// buffers. `rustls` does not report it. Measured over 1,000 sessions: 7.7 KiB after the handshake,
+/// 9.3 after a completion.
 const OWN_BYTES: usize = 10 * 1024;
 
 /// The bytes of an answer that are encrypted ahead of what the socket takes.
@@ -64,7 +65,8 @@ impl Certificate {
         })
     }
 
-    /// The first and the last second in which it is valid, in Unix time; `None` if that can't be read.
+    /// The first and the last second in which it is valid, in Unix time; `None` if that can't be
+    /// read.
     pub fn validity(&self) -> Option<[i64; 2]> {
         certificates::validity(self.certified.cert.first()?)
     }
@@ -78,7 +80,8 @@ impl Acceptor {
             .with_no_client_auth()
             .with_cert_resolver(Arc::clone(&current) as _);
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        // Session tickets: the client keeps the encrypted state for a resumption, so none is kept here.
+        // Session tickets: the client keeps the encrypted state for a resumption, so none is kept
+        // here.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.ticketer = ring::Ticketer::new()?;
         config.send_tls13_tickets = 1;
@@ -88,7 +91,8 @@ impl Acceptor {
         })
     }
 
-    /// Uses this certificate for new connections. Established sessions continue. Returns whether it is another one.
+    /// Uses this certificate for new connections. Established sessions continue. Returns whether it
+    /// is another one.
     pub fn replace_certificate(&self, certificate: Certificate) -> bool {
         let mut current = self
             .current
@@ -172,8 +176,8 @@ impl TlsSession {
         }
     }
 
-    /// Reads from the socket, and sends the handshake messages or the alert that follow from it. Returns the number of
-    /// bytes, which is 0 at the end.
+    /// Reads from the socket, and sends the handshake messages or the alert that follow from it.
+    /// Returns the number of bytes, which is 0 at the end.
     pub fn receive(&mut self, mut stream: &InboundStream) -> io::Result<usize> {
         let count = self.connection.read_tls(&mut stream)?;
         if count == 0 {
@@ -191,14 +195,15 @@ impl TlsSession {
         Ok(count)
     }
 
-    /// Frees the buffer of the last request: a large body leaves 32 KiB, and it may be long until the next request.
+    /// Frees the buffer of the last request: a large body leaves 32 KiB, and it may be long until
+    /// the next request.
     pub fn shrink_buffer(&mut self) {
         // `rustls` makes its buffer smaller before it reads.
         let _ = self.connection.read_tls(&mut NoInput);
     }
 
-    /// Encrypts and sends what can be sent without waiting, and returns how many bytes were taken. They are sent when
-    /// nothing is left to be flushed.
+    /// Encrypts and sends what can be sent without waiting, and returns how many bytes were taken.
+    /// They are sent when nothing is left to be flushed.
     pub fn write(&mut self, stream: &InboundStream, bytes: &[u8]) -> io::Result<usize> {
         let mut taken = 0;
         while self.flush(stream)? && taken < bytes.len() {

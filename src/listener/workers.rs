@@ -71,7 +71,8 @@ fn work_for_console<S: Service>(state: &ListenerState, service: &S) {
     }
 }
 
-/// Takes a request from its first step to its response. After an early return the connection closes.
+/// Takes a request from its first step to its response. After an early return the connection
+/// closes.
 fn serve(state: &ListenerState, service: &impl Service, queue: &FairQueue, job: Job) {
     let mut running = RunningRequest::new(state, queue, &job);
     let response = match job.work {

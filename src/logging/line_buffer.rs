@@ -9,8 +9,8 @@ use crate::mutex::lock;
 /// The most bytes in the queue.
 const LIMIT: usize = 256 * 1024;
 
-/// The most bytes in the queue when a line about a single request is added. The other half is for errors and changes of
-/// state, so that requests never displace them.
+/// The most bytes in the queue when a line about a single request is added. The other half is for
+/// errors and changes of state, so that requests never displace them.
 const REQUEST_LIMIT: usize = LIMIT / 2;
 
 #[derive(Default)]
@@ -29,7 +29,8 @@ struct Pending {
 }
 
 impl LineBuffer {
-    /// Adds the lines of one record, or counts them as dropped if there is no room. It never waits for the writer.
+    /// Adds the lines of one record, or counts them as dropped if there is no room. It never waits
+    /// for the writer.
     pub fn push(&self, lines: &[u8], is_request: bool) {
         let limit = if is_request { REQUEST_LIMIT } else { LIMIT };
         let mut pending = lock(&self.pending);
@@ -45,8 +46,8 @@ impl LineBuffer {
         }
     }
 
-    /// Waits for lines, and takes all of them and the number of records that were dropped after them.
-    /// The batch is empty if no lines come in time. The caller has written the last batch.
+    /// Waits for lines, and takes all of them and the number of records that were dropped after
+    /// them. The batch is empty if no lines come in time. The caller has written the last batch.
     pub fn take(&self, until: Instant) -> (Vec<u8>, u64) {
         let mut pending = lock(&self.pending);
         pending.is_writing = false;

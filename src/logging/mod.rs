@@ -1,6 +1,8 @@
-//! The log: lines on standard error, of this crate only, because `ureq` and `rustls` log what they send.
+//! The log: lines on standard error, of this crate only, because `ureq` and `rustls` log what they
+//! send.
 //!
-//! One thread writes them, so that no other thread waits for standard error, which may be a pipe that is not read.
+//! One thread writes them, so that no other thread waits for standard error, which may be a pipe
+//! that is not read.
 
 mod line_buffer;
 mod refusal_lines;
@@ -82,13 +84,14 @@ pub fn print_error(message: fmt::Arguments) {
     }
 }
 
-/// Returns true if the refusal of a request without a valid key gets a line of its own. All such refusals share a small
-/// budget; those beyond it are counted by cause and by address.
+/// Returns true if the refusal of a request without a valid key gets a line of its own. All such
+/// refusals share a small budget; those beyond it are counted by cause and by address.
 pub fn allow_refusal_line(cause: FailureCause, client: Option<IpAddr>) -> bool {
     lock(&REFUSAL_LINES).allow(cause, client.map(Into::into), Instant::now())
 }
 
-/// Logs how many refusals had no line of their own since the last summary. The writing thread does so once a minute.
+/// Logs how many refusals had no line of their own since the last summary. The writing thread does
+/// so once a minute.
 pub fn log_refusal_summary() {
     let summary = lock(&REFUSAL_LINES).sum_up(Instant::now());
     if let Some(summary) = summary {
@@ -96,8 +99,9 @@ pub fn log_refusal_summary() {
     }
 }
 
-/// Dropping it waits until the log is written, also while a panic ends the process. If standard error is stuck, it gives up
-/// after a second. A second signal ends the process without it: only lines of that moment can be missing then.
+/// Dropping it waits until the log is written, also while a panic ends the process. If standard
+/// error is stuck, it gives up after a second. A second signal ends the process without it: only
+/// lines of that moment can be missing then.
 pub struct FlushAtEnd;
 
 impl Drop for FlushAtEnd {
@@ -115,7 +119,8 @@ struct StandardError {
 
 impl StandardError {
     fn new(is_journal: bool) -> Self {
-        // The level is checked before a record comes here: SIGHUP could not change the formatter's own.
+        // The level is checked before a record comes here: SIGHUP could not change the formatter's
+        // own.
         let formatter = WriteLogger::new(LevelFilter::Trace, format(is_journal), Lines);
         Self {
             formatter,
@@ -166,7 +171,8 @@ impl Log for StandardError {
 
     fn log(&self, record: &Record) {
         if self.enabled(record.metadata()) {
-            // Formatted before the formatter takes its lock: a `Display` that panics would poison it.
+            // Formatted before the formatter takes its lock: a `Display` that panics would poison
+            // it.
             let text = record.args().to_string();
             self.buffer.push(
                 &self.lines(record.level(), &text),
@@ -180,7 +186,8 @@ impl Log for StandardError {
     }
 }
 
-/// The format of a line: its time and level. The journal has the time and takes the level from the priority.
+/// The format of a line: its time and level. The journal has the time and takes the level from the
+/// priority.
 fn format(is_journal: bool) -> Config {
     let level = if is_journal {
         LevelFilter::Off
@@ -225,8 +232,9 @@ fn priority(level: Level) -> &'static str {
     }
 }
 
-/// Returns true if standard error is the stream whose device and inode `JOURNAL_STREAM` names (systemd.exec(5)). A program
-/// that a service starts inherits the variable, but perhaps not the stream.
+/// Returns true if standard error is the stream whose device and inode `JOURNAL_STREAM` names
+/// (systemd.exec(5)). A program that a service starts inherits the variable, but perhaps not the
+/// stream.
 fn is_journal() -> bool {
     let stream = fstat(io::stderr()).map(|found| format!("{}:{}", found.st_dev, found.st_ino));
     stream.is_ok_and(|stream| env::var("JOURNAL_STREAM").is_ok_and(|named| named == stream))

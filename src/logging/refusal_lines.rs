@@ -1,5 +1,5 @@
-//! A rate limit on log lines about requests without a valid key: otherwise any client could fill the
-//! disk. Requests beyond it are counted for a summary.
+//! A rate limit on log lines about requests without a valid key: otherwise any client could fill
+//! the disk. Requests beyond it are counted for a summary.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -49,7 +49,8 @@ impl RefusalLines {
         if self.clients.len() < CLIENTS || self.clients.contains_key(&client) {
             *self.clients.entry(client).or_default() += 1;
         } else {
-            // A client with more than a 256th of all refusals is never lost (Misra and Gries, 1982).
+            // A client with more than a 256th of all refusals is never lost (Misra and Gries,
+            // 1982).
             self.clients.retain(|_, count| {
                 *count -= 1;
                 *count > 0

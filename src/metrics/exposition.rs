@@ -1,5 +1,6 @@
-//! Prometheus's text format: families of samples, each with its help and type. No name, text or label
-//! comes from outside, and of the labels only the name of a key has characters that its writer has to escape.
+//! Prometheus's text format: families of samples, each with its help and type. No name, text or
+//! label comes from outside, and of the labels only the name of a key has characters that its
+//! writer has to escape.
 
 use std::fmt::Display;
 

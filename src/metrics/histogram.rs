@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The bounds in seconds: from the time of a refusal to that of a slow runtime, at most a factor of 3 apart.
+/// The bounds in seconds: from the time of a refusal to that of a slow runtime, at most a factor of
+/// 3 apart.
 pub const BOUNDS: [f64; 18] = [
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
     60.0, 120.0, 300.0,
@@ -11,7 +12,8 @@ pub const BOUNDS: [f64; 18] = [
 
 #[derive(Default)]
 pub struct Histogram {
-    /// The number of times up to each bound and longer than the one before it; last, of those longer than every bound.
+    /// The number of times up to each bound and longer than the one before it; last, of those
+    /// longer than every bound.
     buckets: [AtomicU64; BOUNDS.len() + 1],
     nanoseconds: AtomicU64,
 }
@@ -28,8 +30,9 @@ impl Histogram {
         time.inspect(|time| self.observe(Duration::from_secs_f64(time / 1000.0)));
     }
 
-    /// Returns the number of times up to each bound and, last, of all times; and their sum in seconds. The numbers all come from
-    /// the buckets, so that they agree while other threads continue to count.
+    /// Returns the number of times up to each bound and, last, of all times; and their sum in
+    /// seconds. The numbers all come from the buckets, so that they agree while other threads
+    /// continue to count.
     pub fn read(&self) -> ([u64; BOUNDS.len() + 1], f64) {
         let mut count = 0;
         let counts = self.buckets.each_ref().map(|bucket| {

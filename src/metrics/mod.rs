@@ -1,6 +1,7 @@
 //! Counters and histograms, and their text for Prometheus.
 //!
-//! Counting takes no lock and no memory. A scrape also reads the listener's own counts and the ledger's state.
+//! Counting takes no lock and no memory. A scrape also reads the listener's own counts and the
+//! ledger's state.
 
 mod exposition;
 mod histogram;
@@ -136,7 +137,8 @@ impl Metrics {
         self.errors[error as usize].add(1);
     }
 
-    /// Writes all metrics in Prometheus's text format, version 0.0.4, with the budgets of these keys.
+    /// Writes all metrics in Prometheus's text format, version 0.0.4, with the budgets of these
+    /// keys.
     pub fn render(
         &self,
         load: &Snapshot,

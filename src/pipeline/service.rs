@@ -21,8 +21,8 @@ use crate::when;
 
 impl Service for Pipeline {
     /// A program that asks the console's host for the API gets the API's own 404. Any client can
-    /// name the default host: from elsewhere only its health is answered there, which load balancers
-    /// probe.
+    /// name the default host: from elsewhere only its health is answered there, which load
+    /// balancers probe.
     fn admit(&self, client: ClientInfo, head: &RequestHead) -> Result<Admission, Response> {
         if let Some((host, console)) = &self.console
             && host.eq_ignore_ascii_case(head.host())

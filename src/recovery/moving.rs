@@ -1,10 +1,12 @@
 //! Moves everything from a SQLite database to an empty PostgreSQL database.
 //!
-//! Creating the tables, filling them and verifying them is one transaction there: whatever ends it early leaves an empty
-//! database, so a move is repeated from its beginning, and no program can use half a copy.
+//! Creating the tables, filling them and verifying them is one transaction there: whatever ends it
+//! early leaves an empty database, so a move is repeated from its beginning, and no program can use
+//! half a copy.
 //!
-//! The source is marked as soon as the target is committed, in the transaction that has kept others from changing it. If the
-//! process ends between the two commits, both databases can be used: neither can know about the other's commit.
+//! The source is marked as soon as the target is committed, in the transaction that has kept others
+//! from changing it. If the process ends between the two commits, both databases can be used:
+//! neither can know about the other's commit.
 
 use sha2::{Digest, Sha256};
 
@@ -18,7 +20,8 @@ use crate::progress::Progress;
 /// The number of values that one statement sends. PostgreSQL's limit is 65,535.
 const VALUES_AT_ONCE: usize = 8_000;
 
-/// The tables of a SQLite database: their names, their columns, and the columns of their primary keys.
+/// The tables of a SQLite database: their names, their columns, and the columns of their primary
+/// keys.
 const TABLES: &str = "SELECT name,
     (SELECT group_concat(name, ', ' ORDER BY cid) FROM pragma_table_info(tables.name)),
     (SELECT group_concat(name, ', ' ORDER BY pk) FROM pragma_table_info(tables.name) WHERE pk > 0)
@@ -31,8 +34,8 @@ pub struct MoveResult {
     pub marked: Result<()>,
 }
 
-/// Copies every table to an empty database, verifies the copy (each value, the chains and the sums), and marks this
-/// database as moved. Nothing can be written here meanwhile.
+/// Copies every table to an empty database, verifies the copy (each value, the chains and the
+/// sums), and marks this database as moved. Nothing can be written here meanwhile.
 pub fn move_to(
     database: &Database,
     target: &DatabaseUri,

@@ -1,7 +1,8 @@
 //! Restores a backup of a SQLite database, and finds what that undoes.
 //!
-//! A backup knows nothing of what came after it: keys that were revoked since would work again. So revocations and the
-//! console's password are taken from the present database, and every other difference is listed.
+//! A backup knows nothing of what came after it: keys that were revoked since would work again. So
+//! revocations and the console's password are taken from the present database, and every other
+//! difference is listed.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -184,8 +185,8 @@ fn read_part<T>(
         .and_then(|present| read(&present.session()))
 }
 
-/// Gives a restored database the revocations and the password of the present one, and ends its sessions. Returns whether
-/// the password is another one than before.
+/// Gives a restored database the revocations and the password of the present one, and ends its
+/// sessions. Returns whether the password is another one than before.
 fn take_over(
     store: &Store,
     present: &Comparison,
@@ -225,7 +226,8 @@ fn take_over(
     Ok(keeps_password)
 }
 
-/// All keys, the oldest first and without their last uses, of a database of any version that can be upgraded.
+/// All keys, the oldest first and without their last uses, of a database of any version that can be
+/// upgraded.
 fn read_keys(session: &Session) -> Result<Vec<Key>> {
     let keys = "SELECT id, name, hint, permissions, created, expires, NULL, revoked, concurrent, budget, budget_per, NULL
         FROM keys ORDER BY created, id";

@@ -17,14 +17,17 @@ use crate::when;
 /// The number of answers in the median.
 const KEPT: usize = 100;
 
-/// The least time between two logged failures of a runtime. If it fails again sooner, it was not back: a probe succeeds, but
-/// calls fail. So it is not probed before this time is over either, and fails at most one request a minute.
+/// The least time between two logged failures of a runtime. If it fails again sooner, it was not
+/// back: a probe succeeds, but calls fail. So it is not probed before this time is over either, and
+/// fails at most one request a minute.
 const FAILURE_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The calls and probes in a row that have to fail before a runtime is failing: one failure alone is no verdict.
+/// The calls and probes in a row that have to fail before a runtime is failing: one failure alone
+/// is no verdict.
 const SEVERAL: u32 = 3;
 
-/// The time for which failed calls count although a probe has succeeded since: a probe does not prove that calls do.
+/// The time for which failed calls count although a probe has succeeded since: a probe does not
+/// prove that calls do.
 const RECENT: Duration = Duration::from_secs(300);
 
 pub(super) struct RuntimeEntry {
@@ -40,7 +43,8 @@ struct RuntimeState {
     /// `None` if it is healthy.
     failed_since: Option<Instant>,
     failures: u64,
-    /// The calls that have failed since its last answer, and the probes since the last that succeeded.
+    /// The calls that have failed since its last answer, and the probes since the last that
+    /// succeeded.
     failed_calls: u32,
     failed_probes: u32,
     last_answer: Option<Instant>,
@@ -69,7 +73,8 @@ pub struct RuntimeStatus {
     pub last_failure: Option<Instant>,
     /// The failed calls since the start.
     pub failures: u64,
-    /// The median of its last answers, at most 100 of them; `None` if there were none since the start.
+    /// The median of its last answers, at most 100 of them; `None` if there were none since the
+    /// start.
     pub median: Option<Duration>,
     /// When a call last failed since the start, in Unix seconds, and why.
     pub last_error: Option<(i64, String)>,
@@ -107,8 +112,9 @@ impl RuntimeEntry {
         CallGuard(&self.running)
     }
 
-    /// Notes the result of a call. A prompt that is too long, or a client that has gone, says nothing about the runtime. Nor does
-    /// the success of a call that was sent before the runtime failed.
+    /// Notes the result of a call. A prompt that is too long, or a client that has gone, says
+    /// nothing about the runtime. Nor does the success of a call that was sent before the runtime
+    /// failed.
     pub fn note(&self, sent: Instant, result: &Result<Generated, RuntimeError>) {
         let mut state = lock(&self.state);
         match result {
@@ -144,7 +150,8 @@ impl RuntimeEntry {
         state.is_probed.then_some(state.failures)
     }
 
-    /// Notes that a probe succeeded, so that calls are tried again, unless one has failed since `failures` was read.
+    /// Notes that a probe succeeded, so that calls are tried again, unless one has failed since
+    /// `failures` was read.
     pub fn recover(&self, failures: u64) {
         let mut state = lock(&self.state);
         if state.failures == failures {
@@ -297,7 +304,8 @@ mod tests {
         assert!(!is_failed(&entry));
     }
 
-    /// A runtime that answers probes and fails every call had two log lines, and one failed request, every two seconds.
+    /// A runtime that answers probes and fails every call had two log lines, and one failed
+    /// request, every two seconds.
     #[test]
     fn a_runtime_that_fails_again_is_logged_and_probed_after_a_minute() {
         let entry = RuntimeEntry::new("http://a/v1");

@@ -1,12 +1,13 @@
-//! The failure of a call to a runtime: its message for the client, its cause for the ledger, and its
-//! diagnosis for the operator.
+//! The failure of a call to a runtime: its message for the client, its cause for the ledger, and
+//! its diagnosis for the operator.
 
 use std::{fmt, io};
 
 use crate::client::CallError;
 use crate::error::{ApiError, Failure, FailureCause};
 
-/// The reason why there is no answer. It contains nothing that the runtime sent, because that may repeat the prompt.
+/// The reason why there is no answer. It contains nothing that the runtime sent, because that may
+/// repeat the prompt.
 #[derive(Debug)]
 pub enum RuntimeError {
     /// There is no answer, or not a whole one.
@@ -23,7 +24,8 @@ pub enum RuntimeError {
 }
 
 impl RuntimeError {
-    /// Returns true if another runtime may be tried: nothing was sent, or the runtime is loading, stopping or busy.
+    /// Returns true if another runtime may be tried: nothing was sent, or the runtime is loading,
+    /// stopping or busy.
     pub(super) fn is_refusal(&self) -> bool {
         matches!(
             self,
@@ -50,7 +52,8 @@ impl RuntimeError {
         }
     }
 
-    /// The message for the operator, the same in `check`, on the status page and in the log: the error and what to look at.
+    /// The message for the operator, the same in `check`, on the status page and in the log: the
+    /// error and what to look at.
     pub fn diagnosis(&self) -> String {
         let advice = match self {
             // The connector's own errors are those of TLS.

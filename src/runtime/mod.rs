@@ -1,7 +1,8 @@
 //! The inference runtime: its requests and answers, and the choice between several.
 //!
-//! A request is run once. If a connection can't be made, or a runtime answers 503 or 429, nothing was run, and the next runtime
-//! is tried. After any other failure an inference may have been spent, and there is no second try.
+//! A request is run once. If a connection can't be made, or a runtime answers 503 or 429, nothing
+//! was run, and the next runtime is tried. After any other failure an inference may have been
+//! spent, and there is no second try.
 
 mod chat;
 mod entry;
@@ -23,10 +24,12 @@ use crate::client::{Call, Cancellation, HttpClient};
 use crate::config::RuntimeConfig;
 use crate::ledger::Tokens;
 
-/// The bounds of the limit on the size of an answer, apart from a repeated prompt. Every worker may hold an answer, so
-/// the limit is a worker's share of `buffer_limit`. The least is enough for an honest answer: a completion has at most
-/// 512 tokens, and the longest tokens of common vocabularies have some 128 characters. An answer, its text and the reply
-/// are in memory together: with 4 MiB as the greatest limit, 16 answers took 237 MiB at their peak, with 1 MiB they take 75.
+/// The bounds of the limit on the size of an answer, apart from a repeated prompt. Every worker may
+/// hold an answer, so the limit is a worker's share of `buffer_limit`. The least is enough for an
+/// honest answer: a completion has at most 512 tokens, and the longest tokens of common
+/// vocabularies have some 128 characters. An answer, its text and the reply are in memory together:
+/// with 4 MiB as the greatest limit, 16 answers took 237 MiB at their peak, with 1 MiB they take
+/// 75.
 const ANSWER_LIMITS: (usize, usize) = (128 * 1024, 1024 * 1024);
 
 /// The cost of the runtime calls of one request. They share `runtime.timeout`, and are cancelled
@@ -41,7 +44,8 @@ pub struct RequestCost {
 }
 
 impl RequestCost {
-    /// Makes a call that ends with the request's time for the runtime, and adds its time and tokens.
+    /// Makes a call that ends with the request's time for the runtime, and adds its time and
+    /// tokens.
     fn measure(
         &mut self,
         timeout: Duration,
@@ -127,7 +131,8 @@ impl Runtimes {
         self.members.iter().map(RuntimeEntry::status).collect()
     }
 
-    /// Probes the failed runtimes, one after the other: one that hangs delays the others by the time of a probe.
+    /// Probes the failed runtimes, one after the other: one that hangs delays the others by the
+    /// time of a probe.
     pub fn probe_failed(&self) {
         for member in &self.members {
             let Some(failures) = member.probe_due() else {
@@ -173,12 +178,13 @@ impl Runtimes {
                 result => return result.map_err(|error| (member.url.clone(), error)),
             }
         }
-        // The first runtime was the most likely to work; the others may have failed long ago, and the
-        // log says so.
+        // The first runtime was the most likely to work; the others may have failed long ago, and
+        // the log says so.
         Err(refusal.expect("there should be at least one runtime"))
     }
 
-    /// Healthy runtimes first, and among these the least busy. Ties: the order of the configuration.
+    /// Healthy runtimes first, and among these the least busy. Ties: the order of the
+    /// configuration.
     fn by_rank(&self) -> Vec<&RuntimeEntry> {
         let mut members: Vec<&RuntimeEntry> = self.members.iter().collect();
         members.sort_by_cached_key(|member| member.rank());
@@ -198,7 +204,8 @@ impl Runtimes {
             authorization: self.authorization.as_deref(),
             body: Some(body),
             deadline,
-            // Some runtimes repeat the prompt, as llama.cpp with `--verbose`. Escapes make it three times as long.
+            // Some runtimes repeat the prompt, as llama.cpp with `--verbose`. Escapes make it three
+            // times as long.
             limit: self.answer_limit + 3 * body.len() as u64,
             cancellation,
         });

@@ -1,4 +1,5 @@
-//! Asks a runtime for its models and context size, or whether it is ready, without spending an inference.
+//! Asks a runtime for its models and context size, or whether it is ready, without spending an
+//! inference.
 
 use std::time::{Duration, Instant};
 
@@ -38,15 +39,17 @@ pub fn probe(url: &str, config: &RuntimeConfig, time: Duration) -> Option<Runtim
     };
     let mut about = read_models(&read(format!("{url}/models"))?)?;
     if about.context.is_none() {
-        // llama.cpp reports the context size that it was started with, not the model's, at an address outside the API.
+        // llama.cpp reports the context size that it was started with, not the model's, at an
+        // address outside the API.
         about.context = read(format!("{}/props", root(url)))
             .and_then(|props| props["default_generation_settings"]["n_ctx"].as_u64());
     }
     Some(about)
 }
 
-/// Asks a runtime that has failed whether it can run completions again. llama.cpp lists its models while it still loads them;
-/// its `/health`, outside the API, is 503 then. A runtime that has neither address is ready if it says so.
+/// Asks a runtime that has failed whether it can run completions again. llama.cpp lists its models
+/// while it still loads them; its `/health`, outside the API, is 503 then. A runtime that has
+/// neither address is ready if it says so.
 pub(super) fn is_ready(client: &HttpClient, authorization: Option<&str>, url: &str) -> bool {
     let deadline = Instant::now() + READY_TIME;
     let status = |address: String| {

@@ -11,7 +11,8 @@ use super::chat::{Chat, Generated};
 use super::error::RuntimeError;
 use crate::ledger::Tokens;
 
-/// The largest plausible token figure: a larger one was not measured, and sums of these can't overflow.
+/// The largest plausible token figure: a larger one was not measured, and sums of these can't
+/// overflow.
 const MAX_FIGURE: u32 = 1_000_000_000;
 
 /// The longest finish reason that is passed on, in characters.
@@ -32,8 +33,8 @@ pub(super) struct CompletionRequest<'a> {
 }
 
 impl CompletionRequest<'_> {
-    /// The JSON of the request. Its size is counted first: a buffer that grows as it is written takes up to three times as much,
-    /// and a body may have 256 KiB in every worker.
+    /// The JSON of the request. Its size is counted first: a buffer that grows as it is written
+    /// takes up to three times as much, and a body may have 256 KiB in every worker.
     pub fn to_json(&self) -> Vec<u8> {
         let mut size = ByteCount(0);
         serde_json::to_writer(&mut size, self).expect("a chat should have its JSON");
@@ -57,9 +58,9 @@ impl Write for ByteCount {
     }
 }
 
-/// The members of an answer that are used. A raw member is read by itself: if it can't be used, the answer still can.
-/// That holds for a number with more digits than any type has too. Nothing else is built: an answer takes its own size and
-/// that of its text, whatever is in it.
+/// The members of an answer that are used. A raw member is read by itself: if it can't be used, the
+/// answer still can. That holds for a number with more digits than any type has too. Nothing else
+/// is built: an answer takes its own size and that of its text, whatever is in it.
 #[derive(Deserialize)]
 struct CompletionAnswer<'a> {
     #[serde(borrow, default)]
@@ -177,9 +178,10 @@ pub fn read_refusal(status: u16, bytes: &[u8]) -> RuntimeError {
     recognized_refusal(status, bytes).unwrap_or(RuntimeError::Status(status))
 }
 
-/// Recognizes a refusal because the prompt is too long: by the error type of llama.cpp, the code of OpenAI, or the message of
-/// runtimes that have no code for it, such as vLLM, which does not always wrap its errors either. An unknown model has a code of
-/// OpenAI and LM Studio, and only a message of Ollama (404), vLLM (404) and llama.cpp (400).
+/// Recognizes a refusal because the prompt is too long: by the error type of llama.cpp, the code of
+/// OpenAI, or the message of runtimes that have no code for it, such as vLLM, which does not always
+/// wrap its errors either. An unknown model has a code of OpenAI and LM Studio, and only a message
+/// of Ollama (404), vLLM (404) and llama.cpp (400).
 fn recognized_refusal(status: u16, bytes: &[u8]) -> Option<RuntimeError> {
     let answer: RefusalAnswer = serde_json::from_slice(bytes).ok()?;
     let refusal = match answer.error {
@@ -208,8 +210,8 @@ fn recognized_refusal(status: u16, bytes: &[u8]) -> Option<RuntimeError> {
     }
 }
 
-/// Returns true for `"model 'x' not found"` and `"The model x does not exist."`. Only the beginning of
-/// a message is the runtime's own: the rest may repeat the prompt.
+/// Returns true for `"model 'x' not found"` and `"The model x does not exist."`. Only the beginning
+/// of a message is the runtime's own: the rest may repeat the prompt.
 fn says_unknown_model(message: &str) -> bool {
     let message = message.to_ascii_lowercase();
     let text = message.trim_start_matches('"');
@@ -443,7 +445,8 @@ mod tests {
         }
     }
 
-    /// As Ollama, vLLM (old and new), llama.cpp's router and LM Studio answer; and 404 of llama.cpp and vLLM for a wrong path.
+    /// As Ollama, vLLM (old and new), llama.cpp's router and LM Studio answer; and 404 of llama.cpp
+    /// and vLLM for a wrong path.
     #[test]
     fn refusals_for_the_model() {
         for (status, refusal, is_unknown_model) in [

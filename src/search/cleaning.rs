@@ -1,6 +1,7 @@
 //! Cleans text from outside for a query or a prompt.
 
-/// Deletes invisible characters, which a model could still read, and replaces control characters with spaces. Line ends stay.
+/// Deletes invisible characters, which a model could still read, and replaces control characters
+/// with spaces. Line ends stay.
 pub fn clean(text: &str) -> String {
     let mut cleaned = String::with_capacity(text.len());
     for (index, c) in text.char_indices() {
@@ -16,8 +17,9 @@ pub fn clean(text: &str) -> String {
     cleaned
 }
 
-/// Unicode's property Default_Ignorable_Code_Point (DerivedCoreProperties.txt, Unicode 16), and after the empty line other
-/// characters that are drawn as nothing: the blank Braille pattern, marks of annotations, a note without a head.
+/// Unicode's property Default_Ignorable_Code_Point (DerivedCoreProperties.txt, Unicode 16), and
+/// after the empty line other characters that are drawn as nothing: the blank Braille pattern,
+/// marks of annotations, a note without a head.
 #[rustfmt::skip]
 fn is_invisible(c: char) -> bool {
     matches!(c,

@@ -34,9 +34,9 @@ pub struct DocumentText {
     pub size: u64,
 }
 
-/// Lists the files at a path: the file itself, or those in the folder and its subfolders, ordered by name. `skip` gets each
-/// file that can't be a document, and the reason. Also returns the number of hidden files and folders, which are skipped:
-/// programs keep their own data there, as in .git.
+/// Lists the files at a path: the file itself, or those in the folder and its subfolders, ordered
+/// by name. `skip` gets each file that can't be a document, and the reason. Also returns the number
+/// of hidden files and folders, which are skipped: programs keep their own data there, as in .git.
 pub fn candidates(
     path: &Path,
     skip: &mut dyn FnMut(&Path, &str),
@@ -115,8 +115,8 @@ pub fn read(path: &Path) -> Result<DocumentText, String> {
     })
 }
 
-/// Returns a file's content if it is text in UTF-8, else an error that names a program which converts it. Text in a wrong
-/// encoding would never be found.
+/// Returns a file's content if it is text in UTF-8, else an error that names a program which
+/// converts it. Text in a wrong encoding would never be found.
 fn as_text<'a>(path: &Path, bytes: &'a [u8]) -> Result<&'a str, String> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let ending = path

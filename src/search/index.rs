@@ -1,7 +1,8 @@
-//! The embedded index: documents in SQLite's full-text index, in a file of its own beside the ledger.
+//! The embedded index: documents in SQLite's full-text index, in a file of its own beside the
+//! ledger.
 //!
-//! Every query opens the file, which takes a fraction of a millisecond. So a query sees the changes of other processes,
-//! and an index that was missing or damaged works again as soon as it is back.
+//! Every query opens the file, which takes a fraction of a millisecond. So a query sees the changes
+//! of other processes, and an index that was missing or damaged works again as soon as it is back.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -38,7 +39,8 @@ const STEPS: i32 = 10_000;
 /// The path has no links. NOFOLLOW refuses one that is created meanwhile.
 const FLAGS: OpenFlags = OpenFlags::SQLITE_OPEN_NO_MUTEX.union(OpenFlags::SQLITE_OPEN_NOFOLLOW);
 
-/// The queries that run at once. Each uses a CPU all the time, and some MiB if many passages have its words.
+/// The queries that run at once. Each uses a CPU all the time, and some MiB if many passages have
+/// its words.
 const MAX_QUERIES: usize = 2;
 
 pub struct Index {

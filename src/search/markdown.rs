@@ -45,7 +45,8 @@ fn without_front_matter(text: &str) -> &str {
     settings.map_or(text, |(_, rest)| rest)
 }
 
-/// Returns the text of a heading: after one to six number signs and a space, without number signs at its end.
+/// Returns the text of a heading: after one to six number signs and a space, without number signs
+/// at its end.
 fn heading(line: &str) -> Option<String> {
     let text = line.trim_start_matches('#');
     let level = line.len() - text.len();

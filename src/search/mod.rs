@@ -1,5 +1,5 @@
-//! Search: passages that an answer can be grounded in. They come from a SearXNG instance, or from the embedded index of the
-//! operator's own documents, for a host without a network.
+//! Search: passages that an answer can be grounded in. They come from a SearXNG instance, or from
+//! the embedded index of the operator's own documents, for a host without a network.
 
 pub mod cleaning;
 pub mod documents;
@@ -37,7 +37,8 @@ impl Search {
     }
 
     /// Returns the passages that fit the words, the best first. The words come from a person or a
-    /// model: nothing in them is syntax. `key` is the id of the request's key, or empty without one.
+    /// model: nothing in them is syntax. `key` is the id of the request's key, or empty without
+    /// one.
     pub fn find(
         &self,
         words: &str,

@@ -57,8 +57,8 @@ pub fn split(outline: &Outline) -> Vec<Section> {
     pieces
 }
 
-/// Returns the end of the first passage of a text: the end of a paragraph, else of a line, a sentence or a word, else the
-/// limit. An end in the first quarter is not used.
+/// Returns the end of the first passage of a text: the end of a paragraph, else of a line, a
+/// sentence or a word, else the limit. An end in the first quarter is not used.
 fn end_of_piece(text: &str) -> usize {
     let Some((most, _)) = text.char_indices().nth(MAX_PASSAGE) else {
         return text.len();

@@ -7,11 +7,12 @@ use super::cleaning;
 /// The most characters of a query.
 pub const MAX_QUERY: usize = 256;
 
-/// A line for each language: English, German, French, Spanish, Italian, Croatian. build.rs writes them.
+/// A line for each language: English, German, French, Spanish, Italian, Croatian. build.rs writes
+/// them.
 const STOP_WORDS: &str = include_str!(concat!(env!("OUT_DIR"), "/stop_words.txt"));
 
-/// The most words of a short query. A passage needs half of the words of a short query and a third of those of a long one: a
-/// story before the question has many words that no document has.
+/// The most words of a short query. A passage needs half of the words of a short query and a third
+/// of those of a long one: a story before the question has many words that no document has.
 const SHORT: usize = 6;
 
 /// The line of German in `STOP_WORDS`: it capitalizes every noun like a name.
@@ -25,8 +26,9 @@ pub struct Word {
     pub is_name: bool,
 }
 
-/// Returns the distinct words of a query, without the stop words of its language. A word that is the whole query is kept:
-/// "it", "sea" and "war" are stop words in some language and mean something in another.
+/// Returns the distinct words of a query, without the stop words of its language. A word that is
+/// the whole query is kept: "it", "sea" and "war" are stop words in some language and mean
+/// something in another.
 pub fn words(query: &str) -> Vec<Word> {
     let line = cleaning::one_line(query);
     let all = cleaning::cut(&line, MAX_QUERY)
@@ -53,8 +55,9 @@ fn is_capitalized(word: &str) -> bool {
     letters.next().is_some_and(char::is_uppercase) && letters.next().is_some_and(char::is_lowercase)
 }
 
-/// Returns the list that has most of the words, and its number: that of the query's language. With all lists at once, an
-/// English query would lose "sea" (Spanish), "war" (German) and "son" (French).
+/// Returns the list that has most of the words, and its number: that of the query's language. With
+/// all lists at once, an English query would lose "sea" (Spanish), "war" (German) and "son"
+/// (French).
 fn stop_words(words: &[String]) -> (usize, &'static str) {
     let count = |(_, list): &(usize, &str)| words.iter().filter(|word| has(list, word)).count();
     // Ties: the first language, which `min_by_key` returns.
@@ -69,8 +72,9 @@ fn has(list: &str, word: &str) -> bool {
     list.split(' ').any(|stop_word| stop_word == word)
 }
 
-/// Returns the number of words that a passage has to contain. Names that no passage contains count twice: documents that do
-/// not mention Peru do not answer a question about it, even if they mention a capital.
+/// Returns the number of words that a passage has to contain. Names that no passage contains count
+/// twice: documents that do not mention Peru do not answer a question about it, even if they
+/// mention a capital.
 pub fn least_words(words: usize, unknown_names: usize) -> usize {
     let half = (words + unknown_names).div_ceil(2);
     half.min(SHORT / 2).max(words.div_ceil(3))

@@ -10,7 +10,8 @@ use super::results::Passage;
 /// The weights of a match in the title, in the heading and in the text.
 const WEIGHTS: &str = "4.0, 2.0, 1.0";
 
-/// A passage whose score is less than this part of the best one's is left out: it would distract a small model.
+/// A passage whose score is less than this part of the best one's is left out: it would distract a
+/// small model.
 const LEAST_SCORE: f64 = 0.25;
 
 /// Returns the passages that have enough of the words, the best first.

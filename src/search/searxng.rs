@@ -1,7 +1,7 @@
 //! Queries to a SearXNG instance.
 //!
-//! The status of a response does not always reveal a failure: an instance may send a page if JSON is not enabled, and an
-//! empty list if its engines failed.
+//! The status of a response does not always reveal a failure: an instance may send a page if JSON
+//! is not enabled, and an empty list if its engines failed.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -18,15 +18,17 @@ use crate::config::SearchConfig;
 use crate::error::FailureCause;
 use crate::text::percent_encoded;
 
-/// The least and the greatest size limit of an answer. Every worker may hold one, so the limit is a worker's share of
-/// `buffer_limit`. The least is several times the answer of an instance with many engines.
+/// The least and the greatest size limit of an answer. Every worker may hold one, so the limit is a
+/// worker's share of `buffer_limit`. The least is several times the answer of an instance with many
+/// engines.
 const ANSWER_LIMITS: (usize, usize) = (256 * 1024, 1024 * 1024);
 
 /// The characters of a result that are read, with markup: more than a prompt has room for.
 const MAX_RESULT: usize = 16 * 1024;
 
-/// The beginnings of the reasons that SearXNG and searx give for an engine that did not respond, in English, and the words
-/// that are printed for them. Any other reason is printed as `OTHER_REASON`: an instance may repeat the query in it.
+/// The beginnings of the reasons that SearXNG and searx give for an engine that did not respond, in
+/// English, and the words that are printed for them. Any other reason is printed as `OTHER_REASON`:
+/// an instance may repeat the query in it.
 const REASONS: [(&str, &str); 15] = [
     ("timeout", "timeout"),
     ("HTTP timeout", "timeout"),
@@ -116,7 +118,8 @@ impl SearXng {
     }
 }
 
-/// Makes a query without commands of the words: `!!` or `:de` at the beginning of a word loses its mark.
+/// Makes a query without commands of the words: `!!` or `:de` at the beginning of a word loses its
+/// mark.
 fn query(words: &str) -> String {
     let mut plain = String::new();
     for word in cleaning::clean(words).split_whitespace() {
@@ -124,7 +127,8 @@ fn query(words: &str) -> String {
         if !word.is_empty() {
             plain.extend([if plain.is_empty() { "" } else { " " }, word]);
         }
-        // A prompt may have a hundred thousand words. These are as many characters as the query has, at least.
+        // A prompt may have a hundred thousand words. These are as many characters as the query
+        // has, at least.
         if plain.len() > 4 * MAX_QUERY {
             break;
         }
@@ -256,7 +260,8 @@ fn passage(result: &SearxngResult) -> Option<Passage> {
     })
 }
 
-/// The word for the reason of an engine: `["name", "timeout"]`, or `["name", "Suspended: timeout"]`.
+/// The word for the reason of an engine: `["name", "timeout"]`, or `["name", "Suspended:
+/// timeout"]`.
 fn reason(engine: &RawValue) -> &'static str {
     let Ok((_, reason)) = serde_json::from_str::<(IgnoredAny, &RawValue)>(engine.get()) else {
         return OTHER_REASON;

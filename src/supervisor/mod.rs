@@ -1,8 +1,9 @@
-//! A thread that reloads the configuration on SIGHUP, notifies systemd when the service is ready, reloads or stops, and feeds
-//! the watchdog.
+//! A thread that reloads the configuration on SIGHUP, notifies systemd when the service is ready,
+//! reloads or stops, and feeds the watchdog.
 //!
-//! The watchdog is not fed if a restart would help: the event loop does not answer, every worker is overdue, or a write to
-//! the database hangs. On a full disk or a locked database, writes fail in time; a restart would only lose running requests.
+//! The watchdog is not fed if a restart would help: the event loop does not answer, every worker is
+//! overdue, or a write to the database hangs. On a full disk or a locked database, writes fail in
+//! time; a restart would only lose running requests.
 
 mod notify;
 

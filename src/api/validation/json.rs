@@ -1,7 +1,8 @@
-//! Reads JSON into the type that each place in the document accepts, with error messages of our own.
+//! Reads JSON into the type that each place in the document accepts, with error messages of our
+//! own.
 //!
-//! `serde`'s messages for a wrong type repeat the text that was sent; these name only its kind. Nothing is
-//! allocated for a value that is not wanted.
+//! `serde`'s messages for a wrong type repeat the text that was sent; these name only its kind.
+//! Nothing is allocated for a value that is not wanted.
 
 use std::borrow::Cow;
 use std::fmt;

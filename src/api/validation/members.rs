@@ -94,8 +94,8 @@ impl<'de> MemberParser<'de> for RequestParser<'_> {
 }
 
 impl RequestParser<'_> {
-    /// Reads the members of an object, of which none may be there twice. `read` gets the name of each
-    /// and its place for a message.
+    /// Reads the members of an object, of which none may be there twice. `read` gets the name of
+    /// each and its place for a message.
     fn each_member<'de, A: MapAccess<'de>>(
         self,
         known: &[&'static str],
@@ -311,8 +311,9 @@ fn read_content<'de>(place: &str, sent: Json<'de>) -> Result<(Cow<'de, str>, usi
     }
 }
 
-/// A member that the specification does not have. Null asks for nothing, so it may be ignored. So may an object
-/// that contains only nulls: LiteLLM adds one to its answers, and clients send these back.
+/// A member that the specification does not have. Null asks for nothing, so it may be ignored. So
+/// may an object that contains only nulls: LiteLLM adds one to its answers, and clients send these
+/// back.
 struct UnknownParser {
     place: String,
     takes: &'static str,

@@ -1,4 +1,5 @@
-//! The style sheet, the script and the icon. Their paths contain a hash, so browsers can cache them for good.
+//! The style sheet, the script and the icon. Their paths contain a hash, so browsers can cache them
+//! for good.
 
 use std::sync::LazyLock;
 

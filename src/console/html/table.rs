@@ -111,8 +111,8 @@ pub fn heading(name: &str) -> Markup {
     html! { th role="columnheader" scope="col" { (name) } }
 }
 
-/// A table that a narrow screen displays as cards. With `display: block` some browsers no longer report it as a table to
-/// screen readers, so every element has its role.
+/// A table that a narrow screen displays as cards. With `display: block` some browsers no longer
+/// report it as a table to screen readers, so every element has its role.
 pub fn cards(class: &str, headings: &[Markup], rows: impl Iterator<Item = Vec<Markup>>) -> Markup {
     table(&format!("cards {class}"), true, headings, rows)
 }
@@ -163,7 +163,8 @@ pub fn choices(label: &str, links: impl Iterator<Item = (String, impl Render, bo
     }
 }
 
-/// Filters that a narrow screen folds away, behind a button that says what is set. A wide one always shows them.
+/// Filters that a narrow screen folds away, behind a button that says what is set. A wide one
+/// always shows them.
 pub fn folded(set: &[String], filters: &Markup) -> Markup {
     let set: Vec<&str> = set
         .iter()

@@ -36,7 +36,8 @@ pub struct KeyForm {
     /// A number of tokens, and its period.
     budget: String,
     budget_per: BudgetPeriod,
-    /// The time when the form was loaded: a form that is sent twice means the same time by "in 7 days".
+    /// The time when the form was loaded: a form that is sent twice means the same time by "in 7
+    /// days".
     loaded: i64,
 }
 

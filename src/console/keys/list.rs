@@ -1,4 +1,5 @@
-//! The list of API keys: its filter, order and pages, and the usage of each key in the last 30 days.
+//! The list of API keys: its filter, order and pages, and the usage of each key in the last 30
+//! days.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -65,8 +66,8 @@ fn compare(order: SortOrder, (sums_a, a): &KeyEntry, (sums_b, b): &KeyEntry) -> 
     order.direct(ascending.then_with(|| a.id.cmp(&b.id)))
 }
 
-/// The filter, order and page of the list, as its address has them. The addresses of a key's pages have them too, so that they
-/// lead back to the same list.
+/// The filter, order and page of the list, as its address has them. The addresses of a key's pages
+/// have them too, so that they lead back to the same list.
 #[derive(Clone)]
 pub struct KeyListView {
     filter: String,
@@ -133,7 +134,8 @@ impl KeyListView {
         link(path, self.fields())
     }
 
-    /// The address of a key's page that leads back to the list. `page` is empty or begins with a slash.
+    /// The address of a key's page that leads back to the list. `page` is empty or begins with a
+    /// slash.
     pub fn key_address(&self, id: &str, page: &str) -> String {
         self.address_at(&format!("/keys/{id}{page}"))
     }
@@ -147,8 +149,8 @@ impl KeyListView {
     }
 }
 
-/// Searches for a text in the name, in the id and the key's ends unless it is so short that most have it, and compares it with
-/// the permissions.
+/// Searches for a text in the name, in the id and the key's ends unless it is so short that most
+/// have it, and compares it with the permissions.
 pub fn is_match(key: &Key, text: &str) -> bool {
     let wanted = text.to_lowercase();
     let is_part = |text: &str| wanted.len() >= 4 && text.contains(&wanted);
@@ -328,7 +330,8 @@ fn table(view: &KeyListView, entries: &[KeyEntry], now: i64) -> Markup {
     )
 }
 
-/// A page has fifty rows of these and stays below 60 KB, so they have no more markup than they need.
+/// A page has fifty rows of these and stays below 60 KB, so they have no more markup than they
+/// need.
 fn cells(view: &KeyListView, (sums, key): &KeyEntry, now: i64) -> Vec<Markup> {
     let date = |time: Option<i64>| html! { @match time { Some(time) => (format::date(time)), None => "never" } };
     vec![

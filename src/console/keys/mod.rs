@@ -103,8 +103,8 @@ pub fn create(operator: &Operator) -> PageResult {
     ))
 }
 
-/// The id of the key that a form creates. It is derived from the form's random number, so the database refuses a second key from
-/// the same form, sent at the same time or after a restart.
+/// The id of the key that a form creates. It is derived from the form's random number, so the
+/// database refuses a second key from the same form, sent at the same time or after a restart.
 fn id_for(once: &str) -> Option<String> {
     let is_ours = once.len() == 2 * ONCE_BYTES && once.bytes().all(|byte| byte.is_ascii_hexdigit());
     is_ours.then(|| format!("key_{}", hex::encode(&SecretDigest::of(once).0[..8])))

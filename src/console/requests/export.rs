@@ -115,12 +115,14 @@ fn row_pieces(store: Arc<Store>, filter: RowFilter, is_json: bool) -> impl FnMut
         if is_done && is_json {
             piece += "\n]\n";
         }
-        // A search for rare rows has empty pieces, so that it does not hold a thread until it finds one.
+        // A search for rare rows has empty pieces, so that it does not hold a thread until it finds
+        // one.
         Ok(Some(piece))
     }
 }
 
-/// The totals by key and day, for billing. A piece is a day, so that the memory does not grow with the range.
+/// The totals by key and day, for billing. A piece is a day, so that the memory does not grow with
+/// the range.
 pub fn totals(operator: &Operator) -> PageResult {
     let console = operator.console;
     let keys = console.store.keys.list()?;
@@ -214,7 +216,8 @@ mod tests {
     use crate::ledger::{Matching, SEARCHED_ROWS};
     use crate::store::tests::Temporary;
 
-    /// An export of few rows among many held one of the console's two threads until it found the first.
+    /// An export of few rows among many held one of the console's two threads until it found the
+    /// first.
     #[test]
     fn a_piece_takes_one_search() {
         let temporary = Temporary::sqlite();

@@ -39,7 +39,8 @@ pub fn password(store: &Store) -> Result<Option<PasswordHash>> {
     store.database.read(read_password)
 }
 
-/// Sets the password, and ends all sessions. Browsers stay known: their tokens give no access, only attempts of their own.
+/// Sets the password, and ends all sessions. Browsers stay known: their tokens give no access, only
+/// attempts of their own.
 pub fn set_password(store: &Store, password: PasswordHash, by: &Actor) -> Result<()> {
     let PasswordHash {
         salt,
@@ -59,9 +60,9 @@ pub fn set_password(store: &Store, password: PasswordHash, by: &Actor) -> Result
     store.database.write(&statements).map(drop)
 }
 
-/// Stores the tokens of a sign-in with the seconds that each is valid, the session's first, and removes expired ones. The
-/// token of a known browser is valid for longer then.
-/// Returns false if the password is not the one that was verified any more.
+/// Stores the tokens of a sign-in with the seconds that each is valid, the session's first, and
+/// removes expired ones. The token of a known browser is valid for longer then. Returns false if
+/// the password is not the one that was verified any more.
 pub fn sign_in(
     store: &Store,
     tokens: [(SecretDigest, TokenKind, i64); 2],
@@ -105,8 +106,8 @@ pub fn has_token(store: &Store, digest: &SecretDigest, kind: TokenKind, now: i64
     Ok(count > 0)
 }
 
-/// The browsers that the operator signed in with last. Each has attempts of its own, so their number is limited: a person who
-/// knew an old password may have signed in with any number of them.
+/// The browsers that the operator signed in with last. Each has attempts of its own, so their
+/// number is limited: a person who knew an old password may have signed in with any number of them.
 pub fn known_browsers(store: &Store, now: i64) -> Result<Vec<SecretDigest>> {
     let statement = "SELECT digest FROM console_tokens WHERE kind = $1 AND expires > $2
                      ORDER BY expires DESC LIMIT $3";

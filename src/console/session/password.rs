@@ -9,16 +9,19 @@ use crate::console::session::credentials::PasswordHash;
 const FEWEST: usize = 12;
 const MOST: usize = 1024;
 
-/// The cost of a guess. OWASP lists several pairs of equal strength; this one needs the least memory.
+/// The cost of a guess. OWASP lists several pairs of equal strength; this one needs the least
+/// memory.
 const MEMORY_KIB: u32 = 9 * 1024;
 const PASSES: u32 = 4;
 
-/// The blocks of 1 KiB that are allocated, though far fewer are touched. The C library returns a block above 32 MiB to the system
-/// at once. It keeps a smaller one, and from then on all blocks up to that size, for the thread that freed it: after the sign-ins
-/// of an hour the service would use 28 MiB instead of 20.
+/// The blocks of 1 KiB that are allocated, though far fewer are touched. The C library returns a
+/// block above 32 MiB to the system at once. It keeps a smaller one, and from then on all blocks up
+/// to that size, for the thread that freed it: after the sign-ins of an hour the service would use
+/// 28 MiB instead of 20.
 const ALLOCATED_BLOCKS: usize = 33 * 1024;
 
-/// Checks the length and the characters of a new password. Returns the message for the operator if it can't be used.
+/// Checks the length and the characters of a new password. Returns the message for the operator if
+/// it can't be used.
 pub fn check(password: &str) -> Result<(), &'static str> {
     let length = password.chars().count();
     if length < FEWEST {

@@ -23,14 +23,15 @@ use crate::secret::{SecretDigest, secret_hex};
 use crate::text::count;
 use crate::when::{DAY, HOUR};
 
-/// The lifetime of a session in seconds. Its cookie stays longer, so that the sign-in page can say that it ended.
+/// The lifetime of a session in seconds. Its cookie stays longer, so that the sign-in page can say
+/// that it ended.
 const SESSION_TIME: i64 = 12 * HOUR;
 
 /// The time in seconds that a browser stays known after its last sign-in.
 const BROWSER_TIME: i64 = 90 * DAY;
 
-/// Verifies a password. The queue runs one such request at a time, so hashing needs its memory once, and the others wait
-/// in their lanes without a thread.
+/// Verifies a password. The queue runs one such request at a time, so hashing needs its memory
+/// once, and the others wait in their lanes without a thread.
 pub fn submit(console: &Console, request: &PageRequest, stored: &PasswordHash) -> PageResult {
     let client = request.http.client;
     let refused = |status: u16, alert: Markup| form(console, request, Some((status, alert)));
@@ -172,7 +173,8 @@ pub fn redirect_to_sign_in(request: &PageRequest) -> Response {
     layout::redirect(&link("/sign-in", [("ended", ended), ("next", next)]))
 }
 
-/// Returns the address if it is one of the console, or the first page: a redirect never leads to another site.
+/// Returns the address if it is one of the console, or the first page: a redirect never leads to
+/// another site.
 fn own_address(next: &str) -> &str {
     let is_ours = next.starts_with('/')
         && !next.starts_with("//")

@@ -25,8 +25,9 @@ const FORGOTTEN: Duration = Duration::from_secs(900);
 /// The attempts that all unknown addresses together may make.
 const BUDGET: RateLimiter = RateLimiter::new(60, Duration::from_secs(2));
 
-/// The part of the budget that an address leaves to those that failed less often, by its failures. Forty guessers can make their
-/// first attempts at any time, also when others have used up their share, and some are still left for the operator at a new address.
+/// The part of the budget that an address leaves to those that failed less often, by its failures.
+/// Forty guessers can make their first attempts at any time, also when others have used up their
+/// share, and some are still left for the operator at a new address.
 const LEFT_TO_OTHERS: [u32; 4] = [0, 45, 48, 51];
 
 /// The most sources that are remembered, so that clients can't use up the memory.
@@ -36,7 +37,8 @@ const REMEMBERED: usize = 1024;
 pub enum SignInSource {
     /// `None` is a trusted proxy on a Unix socket that names no client.
     Unknown(Option<ClientNetwork>),
-    /// All clients on this host together. Behind a proxy that is not trusted, every client seems to be one.
+    /// All clients on this host together. Behind a proxy that is not trusted, every client seems to
+    /// be one.
     Loopback,
     /// A browser that was signed in before.
     Browser(SecretDigest),
@@ -44,8 +46,8 @@ pub enum SignInSource {
 
 impl SignInSource {
     pub fn new(client: ClientInfo, browser: Option<SecretDigest>) -> Self {
-        // Every program on this host has one of these addresses, unless it chooses another one from 127.0.0.0/8. A guesser
-        // could choose a new one for each guess, so those count as unknown.
+        // Every program on this host has one of these addresses, unless it chooses another one from
+        // 127.0.0.0/8. A guesser could choose a new one for each guess, so those count as unknown.
         let is_usual =
             |address: IpAddr| address == Ipv4Addr::LOCALHOST || address == Ipv6Addr::LOCALHOST;
         match browser {

@@ -1,4 +1,5 @@
-//! Runs the checks of the status page on a thread of its own: a runtime that is down takes its time to say so.
+//! Runs the checks of the status page on a thread of its own: a runtime that is down takes its time
+//! to say so.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -44,7 +45,8 @@ impl CheckRunner {
             .as_ref()
             .is_some_and(|run| run.at.elapsed() < max_age);
         if !is_fresh && !self.are_running() {
-            // The thread holds the store only while the checks run: it must not be the last owner when the service ends.
+            // The thread holds the store only while the checks run: it must not be the last owner
+            // when the service ends.
             let (config, store) = (Arc::clone(config), Arc::clone(store));
             let results = Arc::clone(&self.latest);
             self.thread.execute(move || {

@@ -1,4 +1,5 @@
-//! The status page: the results of the checks, the queue, the gateways, and facts about the service.
+//! The status page: the results of the checks, the queue, the gateways, and facts about the
+//! service.
 
 pub mod check_runner;
 pub mod verdict;

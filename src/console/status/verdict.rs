@@ -1,5 +1,5 @@
-//! The verdict on each part that completions need, for the status page and for the dot that every page has. It needs no check:
-//! of the last check and the calls of the API since, the newer counts.
+//! The verdict on each part that completions need, for the status page and for the dot that every
+//! page has. It needs no check: of the last check and the calls of the API since, the newer counts.
 
 use std::cmp::Reverse;
 use std::time::Instant;

@@ -19,8 +19,9 @@ pub enum BarInterval {
 }
 
 impl BarInterval {
-    /// Each interval with the most bars that a chart has of it: a phone has room for 31 that can be touched one by one, an hour has its
-    /// minutes, two days have their hours, and six years by month can still be read.
+    /// Each interval with the most bars that a chart has of it: a phone has room for 31 that can be
+    /// touched one by one, an hour has its minutes, two days have their hours, and six years by
+    /// month can still be read.
     const ALL: [(Self, usize); 11] = [
         (Self::Seconds(60), 61),
         (Self::Seconds(120), 61),
@@ -37,8 +38,8 @@ impl BarInterval {
 
     pub const DAY: Self = Self::Seconds(DAY);
 
-    /// Returns the shortest interval that is no shorter than the span and needs few enough bars for the range, with what each bar
-    /// covers. The range may cut the first and the last.
+    /// Returns the shortest interval that is no shorter than the span and needs few enough bars for
+    /// the range, with what each bar covers. The range may cut the first and the last.
     pub fn fitting(range: Range, span: Span) -> (Self, Vec<Range>) {
         let is_long = |interval: Self| !matches!(interval, Self::Seconds(s) if s < span.seconds());
         let fits =

@@ -1,11 +1,13 @@
-//! Draws charts as SVG that stretches to any width. Texts must not be stretched, so they are HTML beside it. One table has the
-//! figures of all charts, from which the script makes the tooltip of a bar.
+//! Draws charts as SVG that stretches to any width. Texts must not be stretched, so they are HTML
+//! beside it. One table has the figures of all charts, from which the script makes the tooltip of a
+//! bar.
 
 use maud::{Markup, html};
 
 use crate::console::html::format::figure;
 
-/// The drawing's own units: the width of a bar's place, the part of it that the bar fills, and the height.
+/// The drawing's own units: the width of a bar's place, the part of it that the bar fills, and the
+/// height.
 const PLACE: usize = 10;
 const FILLED: usize = 8;
 const HEIGHT: f64 = 500.0;
@@ -135,8 +137,8 @@ fn table(charts: &[Chart], axis: &[AxisBar]) -> Markup {
     }
 }
 
-/// Draws bars on top of those in `below`. Their heights are exact: small values belong at the bottom, where the style sheet adds
-/// a hairline.
+/// Draws bars on top of those in `below`. Their heights are exact: small values belong at the
+/// bottom, where the style sheet adds a hairline.
 fn stacked(values: &[Option<i64>], below: &mut [f64], top: f64) -> String {
     let mut path = String::new();
     for (bar, value) in values.iter().enumerate() {
@@ -164,7 +166,8 @@ struct Scale {
 }
 
 impl Scale {
-    /// Returns the smallest axis that `most` fits under: at most five steps of 1, 2 or 5 times a power of ten.
+    /// Returns the smallest axis that `most` fits under: at most five steps of 1, 2 or 5 times a
+    /// power of ten.
     fn to(most: f64) -> Self {
         if most <= 0.0 || !most.is_finite() {
             return Self { top: 1.0, steps: 1 };

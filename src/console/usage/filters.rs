@@ -16,7 +16,8 @@ use crate::ledger::Gateway;
 use crate::text::count;
 use crate::when::Range;
 
-/// The most keys that are offered in a list. If there are more, the field is a search: a longer list makes the page exceed 60 KB.
+/// The most keys that are offered in a list. If there are more, the field is a search: a longer
+/// list makes the page exceed 60 KB.
 const KEYS_OFFERED: usize = 40;
 
 /// Links to ranges, and a form for two times and the rest, for the page at `address`.

@@ -21,8 +21,8 @@ const KEYS_IN_CHART: usize = 4;
 const COLOURS: usize = 6;
 const SHADES: usize = 3;
 
-/// The longest ranges that have bars of minutes and of hours. Minutes are counted from rows, so only the last
-/// two hours have them.
+/// The longest ranges that have bars of minutes and of hours. Minutes are counted from rows, so
+/// only the last two hours have them.
 const MINUTES_FOR: i64 = 2 * HOUR;
 const HOURS_FOR: i64 = 8 * DAY;
 
@@ -66,7 +66,8 @@ pub struct UsageReport {
     pub errors: Vec<(Option<i64>, String, i64)>,
     /// The keys with most tokens first.
     pub keys: Vec<KeyUsage>,
-    /// The milliseconds that the newest completions took, in ascending order, whatever the wanted outcome.
+    /// The milliseconds that the newest completions took, in ascending order, whatever the wanted
+    /// outcome.
     pub durations: Vec<f64>,
 }
 
@@ -173,7 +174,8 @@ impl UsageReport {
         })
     }
 
-    /// The tokens by bar of the few keys that have most, and of all others together: their names and colours.
+    /// The tokens by bar of the few keys that have most, and of all others together: their names
+    /// and colours.
     pub fn tokens_by_key(&self) -> Vec<Series> {
         let series = |name: String, class: String, keys: &[&KeyUsage]| {
             let value = |bar: usize| {
@@ -207,13 +209,15 @@ impl UsageReport {
     }
 }
 
-/// The style sheet's classes for the colour of a key. It follows from the key's position among all keys alone, so that it is the
-/// same on every page. Of two keys with the same colour, a chart has the one with more tokens.
+/// The style sheet's classes for the colour of a key. It follows from the key's position among all
+/// keys alone, so that it is the same on every page. Of two keys with the same colour, a chart has
+/// the one with more tokens.
 fn colour(place: usize) -> String {
     format!("k{} s{}", place % COLOURS, place / COLOURS % SHADES)
 }
 
-/// The tokens in, out and in all. A sum is unknown, not zero, if no completion was measured; every prompt has tokens.
+/// The tokens in, out and in all. A sum is unknown, not zero, if no completion was measured; every
+/// prompt has tokens.
 pub fn tokens(sums: &Sums) -> [Option<i64>; 3] {
     let total = sums.measured().filter(|_| sums.succeeded() > 0);
     let prompt = total
@@ -222,7 +226,8 @@ pub fn tokens(sums: &Sums) -> [Option<i64>; 3] {
     [prompt, total.and(Some(sums.completion_tokens)), total]
 }
 
-/// The time that a share of durations in ascending order, from 0 to 1, did not exceed; `None` if there are none.
+/// The time that a share of durations in ascending order, from 0 to 1, did not exceed; `None` if
+/// there are none.
 pub fn percentile(durations: &[f64], share: f64) -> Option<f64> {
     let number = (durations.len() as f64 * share).ceil() as usize;
     durations.get(number.max(1) - 1).copied()

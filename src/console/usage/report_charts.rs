@@ -90,7 +90,8 @@ pub fn axis(view: &UsageView, report: &UsageReport, now: i64) -> Vec<AxisBar> {
     ranges.iter().enumerate().map(bar).collect()
 }
 
-/// The page with the interval of a bar: its figures by shorter bars, or its requests if there are none.
+/// The page with the interval of a bar: its figures by shorter bars, or its requests if there are
+/// none.
 fn address(view: &UsageView, bar: Range, now: i64) -> String {
     let is_divided = match span(view.range, now) {
         Span::Minute => false,
@@ -140,7 +141,8 @@ fn label(step: BarInterval, bar: Range) -> String {
     }
 }
 
-/// The text under a bar: at whole steps of the clock or the calendar, or under every second, fifth or so. `None` for most bars.
+/// The text under a bar: at whole steps of the clock or the calendar, or under every second, fifth
+/// or so. `None` for most bars.
 fn tick(step: BarInterval, ranges: &[Range], bar: usize) -> Option<String> {
     let (start, bars) = (ranges[bar].since, ranges.len());
     let is_one_day = ranges[bars - 1].until - ranges[0].since <= DAY;

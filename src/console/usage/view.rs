@@ -1,4 +1,5 @@
-//! The range of time, the filters and the order of the usage and requests pages, as their addresses have them.
+//! The range of time, the filters and the order of the usage and requests pages, as their addresses
+//! have them.
 
 use crate::console::{
     html::{
@@ -70,13 +71,15 @@ pub struct UsageView {
     /// The range has full hours in place of those that it cut: retention has removed their rows.
     pub is_extended: bool,
     pub key: Option<String>,
-    /// The text in place of a key's id, until a key is found by it. If none is, the figures are those of no key.
+    /// The text in place of a key's id, until a key is found by it. If none is, the figures are
+    /// those of no key.
     pub key_text: String,
     /// A gateway that shares the database.
     pub gateway: Option<String>,
     /// The word in the address: empty, ok, failed or a code.
     pub outcome: String,
-    /// Filters listed requests only, as the durations do: the sums have neither causes nor durations.
+    /// Filters listed requests only, as the durations do: the sums have neither causes nor
+    /// durations.
     pub cause: String,
     pub least_ms: Option<u32>,
     pub most_ms: Option<u32>,
@@ -104,10 +107,12 @@ impl UsageView {
         Ok(view)
     }
 
-    /// Reads a query; a bound of the range may be open. Fails if the range can't be read or has not begun, and ignores anything
-    /// else that it does not understand: a mistyped address still leads to a page.
+    /// Reads a query; a bound of the range may be open. Fails if the range can't be read or has not
+    /// begun, and ignores anything else that it does not understand: a mistyped address still leads
+    /// to a page.
     fn read(query: &Form, now: i64) -> Result<Self, String> {
-        // The form also sends the times of a named range, and how it showed them: they count if they were changed.
+        // The form also sends the times of a named range, and how it showed them: they count if
+        // they were changed.
         let is_changed =
             format!("{} {}", query.get("from"), query.get("to")).trim() != query.get("shown");
         let named = CHOICES
@@ -233,7 +238,8 @@ impl UsageView {
         self.range.bounds().map(|bound| bound.replace('Z', ""))
     }
 
-    /// The names and values in an address or a form, the range first. Empty values are left out there.
+    /// The names and values in an address or a form, the range first. Empty values are left out
+    /// there.
     pub fn fields(&self) -> Vec<(&'static str, String)> {
         let [from, to] = self.dates();
         let mut fields = match self.choice {
@@ -276,8 +282,8 @@ impl UsageView {
         .address("/requests")
     }
 
-    /// This view with the key that its text means, if it means one: as the key's field has it, with its mark at the end, or
-    /// as the commands take it, or by a part of its name.
+    /// This view with the key that its text means, if it means one: as the key's field has it, with
+    /// its mark at the end, or as the commands take it, or by a part of its name.
     pub fn with_key(self, store: &Store, keys: &[Key]) -> Result<Self, DatabaseError> {
         if self.key_text.is_empty() {
             return Ok(self);

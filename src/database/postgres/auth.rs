@@ -4,8 +4,8 @@ use postgres_protocol::authentication::sasl::{
     ChannelBinding, SCRAM_SHA_256, SCRAM_SHA_256_PLUS, ScramSha256,
 };
 
-/// Chooses the mechanism, and begins the exchange. Without TLS there is no `end_point`: see `tls::end_point`. If
-/// `is_unverified`, only the binding proves the identity of the server.
+/// Chooses the mechanism, and begins the exchange. Without TLS there is no `end_point`: see
+/// `tls::end_point`. If `is_unverified`, only the binding proves the identity of the server.
 pub(super) fn begin(
     mechanisms: &[String],
     end_point: Option<Vec<u8>>,
@@ -25,7 +25,8 @@ pub(super) fn begin(
                     .into(),
             );
         }
-        // The server learns that we would have bound, so that it notices if its offer was removed on the way.
+        // The server learns that we would have bound, so that it notices if its offer was removed
+        // on the way.
         Some(_) => (SCRAM_SHA_256, ChannelBinding::unrequested()),
         None => (SCRAM_SHA_256, ChannelBinding::unsupported()),
     };

@@ -14,7 +14,8 @@ use crate::database::value::{Row, SqlValue};
 pub(super) enum SqlError {
     /// Nothing was sent, so it was certainly not done.
     NotSent(String),
-    /// It was sent and no final answer came: it may have been done. The connection can't be used any more.
+    /// It was sent and no final answer came: it may have been done. The connection can't be used
+    /// any more.
     Unknown(String),
     /// The server refused it, so it was certainly not done.
     Refused { state: String, message: String },
@@ -29,7 +30,8 @@ impl SqlError {
         }
     }
 
-    /// Returns whether this host is the cause: it shuts down, only reads, or has lost the session's statements.
+    /// Returns whether this host is the cause: it shuts down, only reads, or has lost the session's
+    /// statements.
     pub fn is_host_failure(&self) -> bool {
         let state = self.state();
         state.starts_with("08")
@@ -65,7 +67,8 @@ const INT4: Oid = 23;
 const TEXT: Oid = 25;
 const FLOAT8: Oid = 701;
 
-/// Numbers are sent as text, which any numeric type accepts: a statement may have been prepared with a null in their place.
+/// Numbers are sent as text, which any numeric type accepts: a statement may have been prepared
+/// with a null in their place.
 pub(super) fn write_value(value: &SqlValue, out: &mut BytesMut) -> IsNull {
     match value {
         SqlValue::Null => return IsNull::Yes,

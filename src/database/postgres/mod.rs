@@ -1,7 +1,7 @@
 //! The PostgreSQL engine: a pool of connections to the primary of a cluster.
 //!
-//! The server makes every commit durable. What is left to do here is to find the primary, and to settle writes whose
-//! answer was lost.
+//! The server makes every commit durable. What is left to do here is to find the primary, and to
+//! settle writes whose answer was lost.
 
 mod auth;
 mod encoding;
@@ -42,7 +42,8 @@ pub(super) const CLOCK: &str = "CAST(floor(extract(epoch FROM clock_timestamp())
 
 const READ: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
 
-/// Every statement sees what was committed before it, so what a lock protects is current once the lock is held.
+/// Every statement sees what was committed before it, so what a lock protects is current once the
+/// lock is held.
 const WRITE: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 
 pub struct Postgres {
@@ -70,8 +71,8 @@ impl Postgres {
         })
     }
 
-    /// Creates the tables in an empty database and runs `fill`, in one transaction: if that fails, or this process ends, the
-    /// database is still empty. Programs that open it meanwhile wait.
+    /// Creates the tables in an empty database and runs `fill`, in one transaction: if that fails,
+    /// or this process ends, the database is still empty. Programs that open it meanwhile wait.
     pub fn create_with<T>(
         uri: &DatabaseUri,
         schema: &Schema,

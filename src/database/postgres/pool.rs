@@ -1,8 +1,10 @@
-//! The connection pool: at most one connection for each thread that needs one, all to the host that last worked.
+//! The connection pool: at most one connection for each thread that needs one, all to the host that
+//! last worked.
 //!
-//! After an outcome that is not known, all of them are dropped and the next host is tried: the server may be a primary
-//! that was replaced, which accepts statements whose commit never ends. If no host can be used the database is lost:
-//! callers fail at once, or wait if they have something to lose, and one thread tries until a commit succeeds.
+//! After an outcome that is not known, all of them are dropped and the next host is tried: the
+//! server may be a primary that was replaced, which accepts statements whose commit never ends. If
+//! no host can be used the database is lost: callers fail at once, or wait if they have something
+//! to lose, and one thread tries until a commit succeeds.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread;
@@ -21,7 +23,8 @@ use crate::mutex::lock;
 /// The time that a start has to find a host that answers.
 pub(super) const START_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Changes nothing. Its commit proves that the server is the primary, and that all earlier commits on it are durable.
+/// Changes nothing. Its commit proves that the server is the primary, and that all earlier commits
+/// on it are durable.
 pub(in crate::database) const TRY_WRITE: &str = "UPDATE schema_version SET version = version";
 
 /// The pause between two attempts to find the database while it is lost.
@@ -59,7 +62,8 @@ struct PoolMember {
     generation: u64,
 }
 
-/// A connection while one thread has it. Dropping it gives it back, unless it is in a transaction or broken.
+/// A connection while one thread has it. Dropping it gives it back, unless it is in a transaction
+/// or broken.
 pub(super) struct Pooled {
     pool: Arc<PgPool>,
     /// `None` only while it is dropped.
@@ -86,8 +90,8 @@ impl PgPool {
         }))
     }
 
-    /// Waits for a connection until the deadline; also for a lost database, if the mode says so. The last connection is
-    /// for the leader of a group of rows.
+    /// Waits for a connection until the deadline; also for a lost database, if the mode says so.
+    /// The last connection is for the leader of a group of rows.
     pub fn get(self: &Arc<Self>, deadline: Instant, mode: TransactionMode) -> Result<Pooled> {
         let is_append = matches!(mode, TransactionMode::Append(_));
         let waits_if_lost = is_append || matches!(mode, TransactionMode::WriteUntil(_));
@@ -175,8 +179,8 @@ impl PgPool {
         })
     }
 
-    /// Connects to the first host that can be used, and tries again while one does not answer: `connect_timeout` is short
-    /// for the sake of a failover, and a busy primary may need longer.
+    /// Connects to the first host that can be used, and tries again while one does not answer:
+    /// `connect_timeout` is short for the sake of a failover, and a busy primary may need longer.
     pub fn connect_at_start(&self) -> Result<(PgConnection, usize)> {
         let deadline = Instant::now() + START_TIMEOUT;
         loop {
@@ -319,7 +323,8 @@ impl Pooled {
             .connection
     }
 
-    /// After an outcome that is not known: drops every connection of this generation, and begins with the next host.
+    /// After an outcome that is not known: drops every connection of this generation, and begins
+    /// with the next host.
     pub fn distrust(mut self) {
         let Some(PoolMember {
             host, generation, ..

@@ -1,4 +1,5 @@
-//! A connection to one server: statements in the extended protocol, prepared once. Every call ends at its deadline.
+//! A connection to one server: statements in the extended protocol, prepared once. Every call ends
+//! at its deadline.
 
 use std::collections::HashMap;
 use std::io;
@@ -37,13 +38,15 @@ pub(super) struct Prepared {
 }
 
 impl PgConnection {
-    /// Returns whether a statement can be sent: no transaction is open, and the server has not closed the connection.
+    /// Returns whether a statement can be sent: no transaction is open, and the server has not
+    /// closed the connection.
     pub fn is_usable(&self) -> bool {
         self.is_idle && self.link.socket.is_quiet()
     }
 
-    /// Sends statements in one round trip, after `BEGIN …` if there is one. Without, they are one transaction by
-    /// themselves. Calls `each` with every row, and returns how many rows the last statement changed or found.
+    /// Sends statements in one round trip, after `BEGIN …` if there is one. Without, they are one
+    /// transaction by themselves. Calls `each` with every row, and returns how many rows the last
+    /// statement changed or found.
     pub fn run(
         &mut self,
         begin: Option<&str>,
@@ -56,8 +59,8 @@ impl PgConnection {
         Ok(changed.last().copied().unwrap_or(0))
     }
 
-    /// Does the same with a text after the statements, such as `COMMIT`. Calls `each` with the number of the statement too, and returns
-    /// how many rows each statement changed or found.
+    /// Does the same with a text after the statements, such as `COMMIT`. Calls `each` with the
+    /// number of the statement too, and returns how many rows each statement changed or found.
     pub fn run_between(
         &mut self,
         begin: Option<&str>,

@@ -1,8 +1,9 @@
-//! Creates the tables, or brings them to the present version, in one transaction. An advisory lock serializes the
-//! programs that start at the same time.
+//! Creates the tables, or brings them to the present version, in one transaction. An advisory lock
+//! serializes the programs that start at the same time.
 //!
-//! A program that is older than the database may use it, as long as it knows the version that the database names as the
-//! oldest. If a version only adds, gateways are upgraded one after the other while the rest serves. Version 10 does more.
+//! A program that is older than the database may use it, as long as it knows the version that the
+//! database names as the oldest. If a version only adds, gateways are upgraded one after the other
+//! while the rest serves. Version 10 does more.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,8 @@ use crate::database::session::Session;
 /// The timeout for reading every row of a large table.
 const UPGRADE_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// The first of the two numbers of every advisory lock; any that other programs in the same database do not use.
+/// The first of the two numbers of every advisory lock; any that other programs in the same
+/// database do not use.
 pub(super) const LOCK: i32 = 0x6164_7269;
 
 const VERSION_TABLE: &str = "CREATE TABLE schema_version (
@@ -34,7 +36,8 @@ pub(super) enum Tables {
     Old,
 }
 
-/// Creates the tables if there are none and `access` allows it; if they are older and may not be upgraded, that is an error.
+/// Creates the tables if there are none and `access` allows it; if they are older and may not be
+/// upgraded, that is an error.
 pub(super) fn prepare(
     connection: &mut PgConnection,
     schema: &Schema,

@@ -13,7 +13,8 @@ pub(super) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(3);
 
 pub(super) const REPORT_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Runs statements on a connection, in one transaction that begins with the first; or one statement without.
+/// Runs statements on a connection, in one transaction that begins with the first; or one statement
+/// without.
 pub struct PgSession {
     /// `None` if the connection can't be used any more.
     pooled: RefCell<Option<Pooled>>,
@@ -120,8 +121,8 @@ impl From<SqlError> for DatabaseError {
             (SqlError::NotSent(cause), _) => Self::Other(cause.clone()),
             (SqlError::Unknown(cause), _) => Self::Unknown(cause.clone()),
             (_, "53100") => Self::Full,
-            // Another transaction was in the way, so that a retry helps: a serialization failure, a deadlock, or a lock that
-            // was not free in time.
+            // Another transaction was in the way, so that a retry helps: a serialization failure, a
+            // deadlock, or a lock that was not free in time.
             (_, "40001" | "40P01" | "55P03") => Self::Busy,
             _ => Self::Other(error.to_string()),
         }

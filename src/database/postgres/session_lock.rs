@@ -1,5 +1,5 @@
-//! The lock that keeps a second `serve` off the name of a gateway: an advisory lock of a session that does nothing else. The
-//! server releases it when the session ends.
+//! The lock that keeps a second `serve` off the name of a gateway: an advisory lock of a session
+//! that does nothing else. The server releases it when the session ends.
 //!
 //! The session also writes the heartbeat.
 
@@ -27,7 +27,8 @@ const GATEWAY_LOCK: i32 = LOCK + 1;
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The server notices within 11 s that the gateway's host has vanished. By default it would hold the lock for two hours.
+/// The server notices within 11 s that the gateway's host has vanished. By default it would hold
+/// the lock for two hours.
 const KEEPALIVE: &str =
     "SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 3";
 
@@ -72,8 +73,9 @@ impl SessionLock {
         Ok(lock)
     }
 
-    /// Updates the heartbeat, after taking the lock again if the connection was lost. The server may hold the lock for a
-    /// dead session for a while; the gateway continues to serve meanwhile. Returns false if the heartbeat changed no row.
+    /// Updates the heartbeat, after taking the lock again if the connection was lost. The server
+    /// may hold the lock for a dead session for a while; the gateway continues to serve meanwhile.
+    /// Returns false if the heartbeat changed no row.
     pub fn renew(&mut self, heartbeat: BoundStatement) -> Result<bool> {
         if self.connection.is_none() {
             self.is_held = false;

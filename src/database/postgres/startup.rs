@@ -1,4 +1,5 @@
-//! The start of a connection: TLS, the password exchange, and whether the server is one that writes.
+//! The start of a connection: TLS, the password exchange, and whether the server is one that
+//! writes.
 
 use std::collections::HashMap;
 use std::io;
@@ -188,7 +189,8 @@ fn encrypt(
     let mut request = BytesMut::new();
     frontend::ssl_request(&mut request);
     link.send(&request)?;
-    // One byte and no more: an attacker could have inserted the bytes that follow it before the handshake.
+    // One byte and no more: an attacker could have inserted the bytes that follow it before the
+    // handshake.
     let mut answer = [0; 1];
     link.receive(&mut answer)?;
     if answer != [b'S'] {
@@ -201,7 +203,8 @@ fn encrypt(
         .map_err(|error| error_of(&error, tls::explain(&error)))
 }
 
-/// If the system refuses to make a connection, the cause is the sandbox, which an operator would not guess.
+/// If the system refuses to make a connection, the cause is the sandbox, which an operator would
+/// not guess.
 fn explain_connect(error: &io::Error) -> String {
     match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::PERM | Errno::ACCESS | Errno::AFNOSUPPORT) => format!(

@@ -1,4 +1,5 @@
-//! The bytes to and from a server: a TCP or Unix socket whose every read and write ends at a deadline, plain or with TLS.
+//! The bytes to and from a server: a TCP or Unix socket whose every read and write ends at a
+//! deadline, plain or with TLS.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
@@ -86,7 +87,8 @@ fn look_up(name: &str, port: u16, deadline: Instant) -> io::Result<Vec<SocketAdd
     })
 }
 
-/// Does something that has no deadline of its own, as the system's look-up of names. It ends by itself some time later.
+/// Does something that has no deadline of its own, as the system's look-up of names. It ends by
+/// itself some time later.
 fn within<T: Send + 'static>(
     deadline: Instant,
     work: impl FnOnce() -> io::Result<T> + Send + 'static,

@@ -1,4 +1,5 @@
-//! TLS to a server: what is checked of its certificate, and the hash of it that the password exchange is bound to.
+//! TLS to a server: what is checked of its certificate, and the hash of it that the password
+//! exchange is bound to.
 
 use std::io;
 use std::path::Path;
@@ -46,7 +47,8 @@ pub(super) fn config(
     Ok(Arc::new(config))
 }
 
-/// Checks what `sslmode` asks for. The server always has to prove that it has the certificate's key.
+/// Checks what `sslmode` asks for. The server always has to prove that it has the certificate's
+/// key.
 #[derive(Debug)]
 struct Verifier {
     /// `None`: any certificate is accepted.
@@ -148,8 +150,9 @@ pub(super) fn explain(error: &io::Error) -> String {
     }
 }
 
-/// The channel binding `tls-server-end-point` (RFC 5929): the certificate's hash, by the algorithm of its signature, and
-/// SHA-256 in place of MD5 and SHA-1. `None` if that is not defined, as for Ed25519.
+/// The channel binding `tls-server-end-point` (RFC 5929): the certificate's hash, by the algorithm
+/// of its signature, and SHA-256 in place of MD5 and SHA-1. `None` if that is not defined, as for
+/// Ed25519.
 pub(super) fn end_point(certificate: &[u8]) -> Option<Vec<u8>> {
     // Certificate { TBSCertificate, AlgorithmIdentifier { OID, … }, … }
     let (certificate_parts, _) = certificates::der_value(certificate)?;

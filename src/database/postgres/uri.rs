@@ -1,4 +1,5 @@
-//! Connection URIs as libpq takes them: `postgresql://user:password@host:port,host:port/database?sslmode=verify-full`.
+//! Connection URIs as libpq takes them:
+//! `postgresql://user:password@host:port,host:port/database?sslmode=verify-full`.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -46,7 +47,8 @@ pub enum Host {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SslMode {
     Disable,
-    /// Encrypted. The certificate is not checked; the password exchange, bound to it, proves the server instead.
+    /// Encrypted. The certificate is not checked; the password exchange, bound to it, proves the
+    /// server instead.
     Require,
     /// The certificate has to be signed by a trusted CA, and may be of any name.
     VerifyCa,
@@ -156,8 +158,8 @@ impl DatabaseUri {
         Ok(())
     }
 
-    /// The mode for connecting to a host. Without `sslmode`: `verify-full` if there is an `sslrootcert`; else `require`, and on
-    /// the same machine plain. A Unix socket is always plain.
+    /// The mode for connecting to a host. Without `sslmode`: `verify-full` if there is an
+    /// `sslrootcert`; else `require`, and on the same machine plain. A Unix socket is always plain.
     pub fn sslmode_for(&self, host: &Host) -> SslMode {
         match (host, self.sslmode) {
             (Host::Unix(_), _) => SslMode::Disable,
@@ -178,7 +180,8 @@ impl SslMode {
             "require" => Ok(Self::Require),
             "verify-ca" => Ok(Self::VerifyCa),
             "verify-full" => Ok(Self::VerifyFull),
-            // They may send the password exchange and every row in plain text, whatever the operator expects.
+            // They may send the password exchange and every row in plain text, whatever the
+            // operator expects.
             _ => Err("sslmode=disable, require, verify-ca or verify-full".into()),
         }
     }

@@ -1,8 +1,9 @@
 //! Checkpoints: moving the pages of the WAL into the database.
 //!
-//! SQLite's automatic checkpoints ignore a failed fsync, after which acknowledged rows can be lost, so they are off. Instead,
-//! the thread whose write has made the WAL large runs one: nothing else is written meanwhile, so all of the WAL is moved and
-//! the next write begins it again. Only a long read can hold a part of it.
+//! SQLite's automatic checkpoints ignore a failed fsync, after which acknowledged rows can be lost,
+//! so they are off. Instead, the thread whose write has made the WAL large runs one: nothing else
+//! is written meanwhile, so all of the WAL is moved and the next write begins it again. Only a long
+//! read can hold a part of it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -17,7 +18,8 @@ use crate::when;
 /// The number of pages that make a checkpoint worth its fsync.
 const CHECKPOINT_PAGES: u64 = 1_000;
 
-/// The time that a checkpoint waits for its turn: the row of this thread is durable, and its client waits.
+/// The time that a checkpoint waits for its turn: the row of this thread is durable, and its client
+/// waits.
 const TURN_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The bytes that the WAL's file keeps once it begins again: twice the pages of a checkpoint.
@@ -89,7 +91,8 @@ impl Sqlite {
                 self.wal
                     .last_checkpoint
                     .store(when::now(), Ordering::Relaxed);
-                // If a long read holds a part of the WAL, the next attempt comes when that is worth it.
+                // If a long read holds a part of the WAL, the next attempt comes when that is worth
+                // it.
                 if moved < pages {
                     pages + CHECKPOINT_PAGES
                 } else {

@@ -21,7 +21,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(5);
 /// A connection's page cache in KiB: enough for the pages that a request reads and writes.
 const PAGE_CACHE: i64 = 128;
 
-/// The number of prepared statements that a connection keeps: more than there are on a request's path.
+/// The number of prepared statements that a connection keeps: more than there are on a request's
+/// path.
 const STATEMENTS: usize = 64;
 
 /// The unit in which the progress of a copy is shown.
@@ -54,8 +55,9 @@ pub(super) fn connect(path: &Path, mode: OpenFlags) -> Result<Connection> {
     set_up(Connection::open_with_flags(path, flags)?)
 }
 
-/// The flag to write is for the end: the last connection to close moves the WAL into the database and deletes it, which a
-/// read-only one can't. If the file can't be written, SQLite opens it to read.
+/// The flag to write is for the end: the last connection to close moves the WAL into the database
+/// and deletes it, which a read-only one can't. If the file can't be written, SQLite opens it to
+/// read.
 pub(super) fn connect_to_read(path: &Path) -> Result<(Connection, Option<ReadOnlyFile>)> {
     match connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE) {
         Err(DatabaseError::CannotOpen | DatabaseError::ReadOnly) => {
@@ -76,8 +78,8 @@ pub(super) fn set_up(connection: Connection) -> Result<Connection> {
     // SQLite would ignore a failed fsync of a checkpoint that it runs by itself: see checkpoint.rs.
     connection.pragma_update(None, "wal_autocheckpoint", 0)?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
-    // Otherwise a parameter with the value 1, as the first epoch of a gateway is, has its statement planned again whenever it
-    // is bound.
+    // Otherwise a parameter with the value 1, as the first epoch of a gateway is, has its statement
+    // planned again whenever it is bound.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     Ok(connection)
 }
@@ -91,7 +93,8 @@ pub(super) fn readable(path: &Path) -> Result<PathBuf> {
     Ok(crate::files::resolve(path)?)
 }
 
-/// Adds the file or the folder that is the reason why SQLite can't open or write a database: it does not say which.
+/// Adds the file or the folder that is the reason why SQLite can't open or write a database: it
+/// does not say which.
 pub(super) fn name_cause(path: &Path, error: DatabaseError) -> DatabaseError {
     if !matches!(error, DatabaseError::CannotOpen | DatabaseError::ReadOnly) {
         return error;
@@ -119,8 +122,8 @@ pub(super) fn connect_to_write(path: &Path) -> Result<Connection> {
     Ok(connection)
 }
 
-/// Switches to another kind of journal. SQLite's own timeout does not cover this: it fails at once if another process is
-/// writing, which happens when both create the database.
+/// Switches to another kind of journal. SQLite's own timeout does not cover this: it fails at once
+/// if another process is writing, which happens when both create the database.
 pub(super) fn switch_journal(connection: &Connection, journal: &str) -> Result<()> {
     let end = Instant::now() + START_TIMEOUT;
     loop {
@@ -136,8 +139,8 @@ pub(super) fn switch_journal(connection: &Connection, journal: &str) -> Result<(
     }
 }
 
-/// Calls `each` every few milliseconds while a statement of the connection runs, with the number of steps of all of them so
-/// far.
+/// Calls `each` every few milliseconds while a statement of the connection runs, with the number of
+/// steps of all of them so far.
 pub(super) fn while_running(
     connection: &mut Connection,
     mut each: impl FnMut(u64) + Send + 'static,

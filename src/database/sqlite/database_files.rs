@@ -1,7 +1,8 @@
-//! The database's files: whether those that are open are still those that the path names, and whether an fsync has failed.
+//! The database's files: whether those that are open are still those that the path names, and
+//! whether an fsync has failed.
 //!
-//! SQLite goes on writing into a file that was removed, and every acknowledged row in it would be gone at the next
-//! start. So every group checks the files before it writes.
+//! SQLite goes on writing into a file that was removed, and every acknowledged row in it would be
+//! gone at the next start. So every group checks the files before it writes.
 
 use std::fs::{self, Metadata};
 use std::io;
@@ -19,9 +20,11 @@ pub struct Files {
     database: (PathBuf, FileIdentity),
     /// `None` if there was none for an open that only reads.
     wal: Option<(PathBuf, FileIdentity)>,
-    /// The WAL's length at the last check. It becomes shorter when the WAL begins again, or if another process cuts it.
+    /// The WAL's length at the last check. It becomes shorter when the WAL begins again, or if
+    /// another process cuts it.
     wal_length: AtomicU64,
-    /// After a failed fsync the content of the disk is unknown, and a later fsync would not report it.
+    /// After a failed fsync the content of the disk is unknown, and a later fsync would not report
+    /// it.
     failed: OnceLock<Arc<io::Error>>,
 }
 
@@ -64,8 +67,9 @@ impl Files {
         result
     }
 
-    /// Checks that the open files are still those at their paths, so that a write is not lost at the next start. If the WAL has
-    /// become shorter, `wal_in_use` returns how many bytes of it are in use.
+    /// Checks that the open files are still those at their paths, so that a write is not lost at
+    /// the next start. If the WAL has become shorter, `wal_in_use` returns how many bytes of it are
+    /// in use.
     pub fn check(&self, wal_in_use: impl FnOnce() -> Result<u64>) -> Result<()> {
         self.check_synced()?;
         let find = |(path, known): &(PathBuf, FileIdentity)| {
@@ -78,8 +82,8 @@ impl Files {
         let Some(wal) = self.wal.as_ref().map(find).transpose()? else {
             return Ok(());
         };
-        // A TRUNCATE checkpoint of another process leaves nothing in use. The connection that writes would not notice any other
-        // truncation, as long as it has its pages in its cache.
+        // A TRUNCATE checkpoint of another process leaves nothing in use. The connection that
+        // writes would not notice any other truncation, as long as it has its pages in its cache.
         if wal.len() < self.wal_length.load(Ordering::Relaxed) && wal.len() < wal_in_use()? {
             return Err(DatabaseError::Replaced);
         }

@@ -1,11 +1,14 @@
-//! The lock that keeps a second `serve`, and a `restore` or a `move`, off a database that is served.
+//! The lock that keeps a second `serve`, and a `restore` or a `move`, off a database that is
+//! served.
 //!
-//! SQLite names the WAL after the path and keeps the pages in the inode, so both are locked. Two processes that use one
-//! file by two names, which are hard links, would each have a WAL and overwrite each other's pages: the lock on the inode
-//! prevents it. Two that use one name for two files, because the first one's was moved away, would share a WAL: the lock on
-//! the name prevents it. That lock is on a file beside the database, which has the pid for the message.
+//! SQLite names the WAL after the path and keeps the pages in the inode, so both are locked. Two
+//! processes that use one file by two names, which are hard links, would each have a WAL and
+//! overwrite each other's pages: the lock on the inode prevents it. Two that use one name for two
+//! files, because the first one's was moved away, would share a WAL: the lock on the name prevents
+//! it. That lock is on a file beside the database, which has the pid for the message.
 //!
-//! The system releases both when the process ends, however it ends, so the lock file stays and is no obstacle.
+//! The system releases both when the process ends, however it ends, so the lock file stays and is
+//! no obstacle.
 
 use std::fs::{File, TryLockError};
 use std::io::{self, Read, Write};
@@ -26,7 +29,8 @@ pub struct FileLock {
 impl FileLock {
     /// Creates an empty database if there is none. Does not wait: the holder may serve for years.
     pub fn take(database: &Path) -> Result<Self, LockError> {
-        // Beside the database's own file, whichever link leads to it. A database that is yet to be created has no link.
+        // Beside the database's own file, whichever link leads to it. A database that is yet to be
+        // created has no link.
         let real = files::resolve(database).unwrap_or_else(|_| database.to_owned());
         let path = with_suffix(&real, ".lock");
         let lock_file_error = |error| LockError::Io(path.clone(), error);
@@ -49,7 +53,8 @@ impl FileLock {
             .set_len(0)
             .and_then(|()| writeln!(name, "{}", process::id()));
         let database_error = |error: io::Error| LockError::Database(error.into());
-        // Only then: `create` closes a descriptor of a file that is there, and `move` has the database open.
+        // Only then: `create` closes a descriptor of a file that is there, and `move` has the
+        // database open.
         if !real.exists() {
             files::create(&real).map_err(database_error)?;
         }
@@ -70,8 +75,8 @@ fn try_lock(file: &File) -> io::Result<bool> {
     }
 }
 
-/// Keeps a descriptor open until the process ends. Closing one of a database would drop the locks that SQLite has on it,
-/// because POSIX locks belong to the process and not to a descriptor.
+/// Keeps a descriptor open until the process ends. Closing one of a database would drop the locks
+/// that SQLite has on it, because POSIX locks belong to the process and not to a descriptor.
 pub(super) fn keep_open(file: File) -> ManuallyDrop<File> {
     ManuallyDrop::new(file)
 }

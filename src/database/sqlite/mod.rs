@@ -1,5 +1,5 @@
-//! The SQLite engine: a database in WAL mode, one connection that writes, and a few that read. Reading never waits for
-//! writing.
+//! The SQLite engine: a database in WAL mode, one connection that writes, and a few that read.
+//! Reading never waits for writing.
 
 pub mod backup;
 mod checkpoint;
@@ -37,13 +37,15 @@ use super::statement::TransactionMode;
 use crate::progress::Progress;
 use crate::semaphore::Semaphore;
 
-/// The number of connections that read; they stay open. The console's two threads may have two of them for long, and looking
-/// up a key takes a tenth of a millisecond. More would not be faster, but a moment of many reads would keep their memory and
-/// their descriptors. They are used in turn: otherwise the last one would rarely have a turn, and memory would still grow
-/// after hours, with each statement that it prepares for the first time.
+/// The number of connections that read; they stay open. The console's two threads may have two of
+/// them for long, and looking up a key takes a tenth of a millisecond. More would not be faster,
+/// but a moment of many reads would keep their memory and their descriptors. They are used in turn:
+/// otherwise the last one would rarely have a turn, and memory would still grow after hours, with
+/// each statement that it prepares for the first time.
 const READERS: usize = 4;
 
-/// Up to this many bytes a database is checked completely at every start, which takes a few milliseconds.
+/// Up to this many bytes a database is checked completely at every start, which takes a few
+/// milliseconds.
 const CHECK_COMPLETELY: u64 = 2_097_152;
 
 pub struct Sqlite {
@@ -52,8 +54,8 @@ pub struct Sqlite {
     files: Files,
     /// Set if SQLite reads it without locks.
     read_only: Option<ReadOnlyFile>,
-    /// Idle connections. They are dropped before the one that writes, because the last connection to close moves the WAL
-    /// into the database, and a read-only one can't.
+    /// Idle connections. They are dropped before the one that writes, because the last connection
+    /// to close moves the WAL into the database, and a read-only one can't.
     readers: Mutex<VecDeque<Connection>>,
     reading: Semaphore,
     writer: Writer,

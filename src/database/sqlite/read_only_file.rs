@@ -1,9 +1,11 @@
-//! Reads a SQLite file beside which nothing can be created: on a read-only file system, or in a folder of another user.
+//! Reads a SQLite file beside which nothing can be created: on a read-only file system, or in a
+//! folder of another user.
 //!
-//! SQLite reads a database in WAL mode only with its `-wal` and `-shm`, and creates them if they are missing. If they can't be
-//! created and no `-wal` has content, all of the database is in its file: with `immutable`, SQLite reads that without locks.
-//! Another process may still write to it, which owns the folder or has it mounted elsewhere. So every read ends with a check
-//! that the file is as it was.
+//! SQLite reads a database in WAL mode only with its `-wal` and `-shm`, and creates them if they
+//! are missing. If they can't be created and no `-wal` has content, all of the database is in its
+//! file: with `immutable`, SQLite reads that without locks. Another process may still write to it,
+//! which owns the folder or has it mounted elsewhere. So every read ends with a check that the file
+//! is as it was.
 
 use std::fmt::Write;
 use std::fs;
@@ -27,7 +29,8 @@ pub struct ReadOnlyFile {
 type FileState = (u64, u64, i64, i64);
 
 impl ReadOnlyFile {
-    /// Fails if it can't be read, or if a part of the content is not in the file itself. The path has no links.
+    /// Fails if it can't be read, or if a part of the content is not in the file itself. The path
+    /// has no links.
     pub fn new(path: &Path) -> io::Result<Self> {
         rustix::fs::access(path, Access::READ_OK)?;
         let read_only = Self {
@@ -72,8 +75,8 @@ impl ReadOnlyFile {
     }
 }
 
-/// Fails with the path in the message if a file or a folder can't be used. Opens nothing: closing a descriptor would drop the locks
-/// that SQLite has on a file.
+/// Fails with the path in the message if a file or a folder can't be used. Opens nothing: closing a
+/// descriptor would drop the locks that SQLite has on a file.
 pub fn check_usable(path: &Path, wanted: Access) -> io::Result<()> {
     let is_expected = |kind: fs::FileType| {
         if wanted.contains(Access::EXEC_OK) {

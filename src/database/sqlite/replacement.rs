@@ -1,7 +1,9 @@
-//! The files of a restore: a copy of a backup is prepared beside the database and then put in its place.
+//! The files of a restore: a copy of a backup is prepared beside the database and then put in its
+//! place.
 //!
-//! Whenever this is interrupted, the path names the database that it had, or all of the new one. So the copy has no WAL and is
-//! synced before it is renamed, and a WAL of the old one is gone by then: SQLite would apply it to the new one.
+//! Whenever this is interrupted, the path names the database that it had, or all of the new one. So
+//! the copy has no WAL and is synced before it is renamed, and a WAL of the old one is gone by
+//! then: SQLite would apply it to the new one.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -33,7 +35,8 @@ pub enum ReplacementError {
     Present(DatabaseError),
 }
 
-/// A copy of a backup beside the database that it is to replace. It is removed unless it was put in place.
+/// A copy of a backup beside the database that it is to replace. It is removed unless it was put in
+/// place.
 pub struct Replacement {
     /// The database's own file, whichever link leads to it.
     pub database: PathBuf,
@@ -43,8 +46,9 @@ pub struct Replacement {
 }
 
 impl Replacement {
-    /// Copies a backup, which is only read, and checks all of the copy. Nothing beside the backup is ever applied to it:
-    /// in a folder that others may write to, they could replace every page with a WAL of theirs.
+    /// Copies a backup, which is only read, and checks all of the copy. Nothing beside the backup
+    /// is ever applied to it: in a folder that others may write to, they could replace every page
+    /// with a WAL of theirs.
     pub fn prepare(
         database: &Path,
         backup: &Path,
@@ -102,9 +106,9 @@ impl Replacement {
         }
     }
 
-    /// Puts the copy, which nothing has open, in the place of the database. Returns the path of the former database, if there
-    /// was one, and the reason why the folder could not be synced after the rename: after a power failure the path may name
-    /// the former database again.
+    /// Puts the copy, which nothing has open, in the place of the database. Returns the path of the
+    /// former database, if there was one, and the reason why the folder could not be synced after
+    /// the rename: after a power failure the path may name the former database again.
     pub fn put_in_place(self) -> Result<(Option<PathBuf>, Option<io::Error>)> {
         self.close_copy()?;
         let database = &self.database;
@@ -168,7 +172,8 @@ impl Drop for Replacement {
     }
 }
 
-/// The database that is to be replaced. If it is sound, no other process can use it until this is dropped.
+/// The database that is to be replaced. If it is sound, no other process can use it until this is
+/// dropped.
 pub struct PresentDatabase {
     connection: Connection,
     /// The damage that a check of its file found.
@@ -176,8 +181,8 @@ pub struct PresentDatabase {
 }
 
 impl PresentDatabase {
-    /// Moves the WAL into the database, which fails while another process has it open. A damaged one is only read, and not
-    /// locked: SQLite might delete its WAL.
+    /// Moves the WAL into the database, which fails while another process has it open. A damaged
+    /// one is only read, and not locked: SQLite might delete its WAL.
     pub fn lock(path: &Path, progress: &Progress) -> Result<Self> {
         if is_missing(path)? {
             return Err(DatabaseError::Missing);

@@ -59,7 +59,8 @@ fn run(
 ) -> Result<Vec<usize>> {
     let run = |(number, (text, parameters)): (usize, &BoundStatement)| {
         let mut prepared = connection.prepare_cached(text)?;
-        // For SQLite `$1` is a name, and names are numbered in the order in which they first appear.
+        // For SQLite `$1` is a name, and names are numbered in the order in which they first
+        // appear.
         debug_assert!(
             (1..=parameters.len()).all(|n| prepared.parameter_name(n) == Some(&format!("${n}"))),
             "the parameters first appear in another order than their numbers: {text}"

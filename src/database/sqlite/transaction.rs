@@ -1,5 +1,5 @@
-//! The connections while threads use them: each has one for one transaction. Those that write take turns with one
-//! connection.
+//! The connections while threads use them: each has one for one transaction. Those that write take
+//! turns with one connection.
 
 use std::cell::Cell;
 use std::sync::Mutex;
@@ -47,13 +47,15 @@ impl Writer {
 }
 
 impl Sqlite {
-    /// Returns whether a write has had the connection for longer than one may take: the disk or the file system hangs.
+    /// Returns whether a write has had the connection for longer than one may take: the disk or the
+    /// file system hangs.
     pub fn is_stuck(&self) -> bool {
         let longest = self.append_timeout + self.write_timeout;
         lock(&self.writer.writing).is_some_and(|began| began.elapsed() > longest)
     }
 
-    /// A connection that reads. Without a transaction, each statement sees the state of its own moment.
+    /// A connection that reads. Without a transaction, each statement sees the state of its own
+    /// moment.
     pub(super) fn reader(&self, in_transaction: bool) -> Result<SqliteTransaction<'_>> {
         let turn = self
             .reading
@@ -102,9 +104,9 @@ impl Sqlite {
     }
 }
 
-/// A connection, while one thread has it. Dropping it rolls back what is not committed and gives the connection back:
-/// even after an error or a panic. A read that did not commit closes its connection instead, and the next reader opens
-/// another one.
+/// A connection, while one thread has it. Dropping it rolls back what is not committed and gives
+/// the connection back: even after an error or a panic. A read that did not commit closes its
+/// connection instead, and the next reader opens another one.
 pub struct SqliteTransaction<'a> {
     sqlite: &'a Sqlite,
     /// `None` only while it is dropped.

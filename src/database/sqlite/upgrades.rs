@@ -10,8 +10,8 @@ use crate::database::schema::Schema;
 use crate::database::session::Session;
 use crate::progress::Progress;
 
-/// The steps of SQLite's virtual machine that an upgrade takes for a row of the ledger: measured, and the same for 20,000 and
-/// for 100,000 rows.
+/// The steps of SQLite's virtual machine that an upgrade takes for a row of the ledger: measured,
+/// and the same for 20,000 and for 100,000 rows.
 const STEPS_PER_ROW: u64 = 47;
 
 /// Returns whether it created the tables.
@@ -70,7 +70,8 @@ fn show(connection: &mut Connection, schema: &Schema, progress: &Progress) -> Re
     })
 }
 
-/// Returns whether the database has the present version. If not, and it may not be upgraded, that is an error.
+/// Returns whether the database has the present version. If not, and it may not be upgraded, that
+/// is an error.
 fn is_current(connection: &Connection, schema: &Schema, access: Access) -> Result<bool> {
     match version(connection)? {
         0 => Ok(false),
@@ -82,7 +83,8 @@ pub(super) fn version(connection: &Connection) -> rusqlite::Result<i64> {
     connection.query_row("PRAGMA user_version", [], |row| row.get(0))
 }
 
-/// Creates the tables of a new database. A database that has tables but no version belongs to another program.
+/// Creates the tables of a new database. A database that has tables but no version belongs to
+/// another program.
 fn create(transaction: &Transaction, schema: &Schema, access: Access) -> Result<()> {
     let tables: i64 =
         transaction.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;

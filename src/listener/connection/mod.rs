@@ -24,13 +24,15 @@ pub(super) struct InboundConnection {
     reader: Reader,
     /// The decision from the head of the request whose body is being read.
     admitted: Option<(ClientInfo, Admission)>,
-    /// Bytes after a complete request: the beginning of the next. They came with one read, so they are no more than a head.
+    /// Bytes after a complete request: the beginning of the next. They came with one read, so they
+    /// are no more than a head.
     unread: Vec<u8>,
     /// The responses that only a head was needed for.
     head_responses: usize,
     /// The socket may hold bytes. Events are edge-triggered, so this has to be remembered.
     readable: bool,
-    /// The client has shut its side, or the connection is broken. After a short read the end is still to be read.
+    /// The client has shut its side, or the connection is broken. After a short read the end is
+    /// still to be read.
     pub read_closed: bool,
 }
 
@@ -64,8 +66,8 @@ impl Outgoing {
         }
     }
 
-    /// Encodes the response to a request, and decides between keep-alive and close. If the body was not read, the beginning
-    /// of the next request is unknown.
+    /// Encodes the response to a request, and decides between keep-alive and close. If the body was
+    /// not read, the beginning of the next request is unknown.
     pub fn encode(
         response: Response,
         head: &RequestHead,
@@ -162,7 +164,8 @@ impl InboundConnection {
         self.read_closed |= read_closed;
     }
 
-    /// Sends and reads until there is a request to answer, nothing to do but wait, or the turn is over.
+    /// Sends and reads until there is a request to answer, nothing to do but wait, or the turn is
+    /// over.
     pub fn advance(&mut self, turn: &mut Turn) -> TurnResult {
         loop {
             match self.phase {
@@ -210,7 +213,8 @@ impl InboundConnection {
             .is_some_and(|session| session.is_handshaking())
     }
 
-    /// Returns true if the client has gone before its session was established: the next step of the handshake would be for nothing.
+    /// Returns true if the client has gone before its session was established: the next step of the
+    /// handshake would be for nothing.
     pub fn has_left_handshake(&self) -> bool {
         self.read_closed
             && self
@@ -219,8 +223,8 @@ impl InboundConnection {
                 .is_some_and(|session| !session.is_established())
     }
 
-    /// Returns true if it can be evicted although it is not idle: in the middle of a request, a response or a handshake, or
-    /// after its last response.
+    /// Returns true if it can be evicted although it is not idle: in the middle of a request, a
+    /// response or a handshake, or after its last response.
     pub fn is_unfinished(&self) -> bool {
         !matches!(self.phase, Phase::Working) && !self.is_idle()
     }
@@ -234,7 +238,8 @@ impl InboundConnection {
         matches!(self.phase, Phase::Reading) && !self.is_idle() && !self.is_handshaking()
     }
 
-    /// Makes `latest` the deadline if that is earlier. While a worker has the request there is no deadline.
+    /// Makes `latest` the deadline if that is earlier. While a worker has the request there is no
+    /// deadline.
     pub fn shorten_deadline(&mut self, latest: Instant) {
         self.deadline = self.deadline.map(|deadline| deadline.min(latest));
     }
@@ -265,7 +270,8 @@ impl InboundConnection {
         }
     }
 
-    /// Sends the response, and then reads the next request or drains. Ends the turn if the response is not complete.
+    /// Sends the response, and then reads the next request or drains. Ends the turn if the response
+    /// is not complete.
     fn send(&mut self, limits: &Limits) -> Result<(), TurnResult> {
         let Phase::Sending(answer) = &mut self.phase else {
             unreachable!("only an answer is sent");

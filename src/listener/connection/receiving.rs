@@ -9,8 +9,8 @@ use crate::http::response::CONTINUE;
 use crate::http::{ClientInfo, ReadStep, Request};
 use crate::listener::PendingRequest;
 
-/// The responses that only a head was needed for, after which a connection ends: a client that pipelines such requests and reads
-/// nothing would fill the system's buffers with the responses.
+/// The responses that only a head was needed for, after which a connection ends: a client that
+/// pipelines such requests and reads nothing would fill the system's buffers with the responses.
 const MAX_HEAD_RESPONSES: usize = 100;
 
 impl InboundConnection {
@@ -46,7 +46,8 @@ impl InboundConnection {
                         }
                         self.head_responses += 1;
                         let is_last = turn.stopping || self.head_responses >= MAX_HEAD_RESPONSES;
-                        // If the body has not come whole, the beginning of the next request is unknown.
+                        // If the body has not come whole, the beginning of the next request is
+                        // unknown.
                         return TurnResult::Answered(Outgoing::encode(
                             response,
                             &head,

@@ -16,7 +16,8 @@ use crate::listener::load::LoadEvent;
 use crate::listener::origins::{Holding, Origin, Resource};
 use crate::listener::socket::InboundStream;
 
-/// The connections that a socket accepts in one round, before the established ones have their turn again.
+/// The connections that a socket accepts in one round, before the established ones have their turn
+/// again.
 const ACCEPT_BATCH: usize = 64;
 
 impl<S: Service> EventLoop<S> {
@@ -35,10 +36,11 @@ impl<S: Service> EventLoop<S> {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                         self.accepting[index] = false
                     }
-                    // An error of the one connection: its client gave up before it was its turn, or a filter forbids it.
+                    // An error of the one connection: its client gave up before it was its turn, or
+                    // a filter forbids it.
                     Err(error) if !is_shortage(&error) => {}
-                    // The connections that have just come take their turns first: evicted now, they would have had no time
-                    // to send anything.
+                    // The connections that have just come take their turns first: evicted now, they
+                    // would have had no time to send anything.
                     Err(_) if has_accepted => return,
                     Err(error) => self.free_descriptor(&error),
                 }
@@ -46,8 +48,8 @@ impl<S: Service> EventLoop<S> {
         }
     }
 
-    /// Evicts a connection, because there is no file descriptor or no memory for another. If there is none to evict,
-    /// accepting pauses until some connection ends.
+    /// Evicts a connection, because there is no file descriptor or no memory for another. If there
+    /// is none to evict, accepting pauses until some connection ends.
     fn free_descriptor(&mut self, error: &io::Error) {
         if !self.evict_from_largest(Resource::Connections) {
             log::warn!("can't accept connections at the moment: {error}");
@@ -95,7 +97,8 @@ impl<S: Service> EventLoop<S> {
     }
 }
 
-/// Returns true if there is no file descriptor or no memory for a connection, which another one can give back.
+/// Returns true if there is no file descriptor or no memory for a connection, which another one can
+/// give back.
 fn is_shortage(error: &io::Error) -> bool {
     let shortages = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
     Errno::from_io_error(error).is_some_and(|errno| shortages.contains(&errno))

@@ -1,4 +1,5 @@
-//! Eviction: chooses the connection to close when connections, file descriptors or buffer bytes run out.
+//! Eviction: chooses the connection to close when connections, file descriptors or buffer bytes run
+//! out.
 
 use std::io::{self, Read};
 use std::net::IpAddr;
@@ -12,14 +13,14 @@ use crate::listener::load::LoadEvent;
 use crate::listener::origins::{Origin, Resource};
 use crate::listener::socket::InboundStream;
 
-/// The quarters of `buffer_limit` that the requests of one key may hold. The rest is left to the others, also while none of its
-/// requests can be shed, because all of them run.
+/// The quarters of `buffer_limit` that the requests of one key may hold. The rest is left to the
+/// others, also while none of its requests can be shed, because all of them run.
 const LANE_QUARTERS: usize = 3;
 
 impl<S: Service> EventLoop<S> {
-    /// Returns whether there is capacity for one more connection from an origin, after an eviction if
-    /// necessary. One origin holds at most half of the connections: beyond that, a new one evicts one
-    /// of its own.
+    /// Returns whether there is capacity for one more connection from an origin, after an eviction
+    /// if necessary. One origin holds at most half of the connections: beyond that, a new one
+    /// evicts one of its own.
     pub(super) fn reserve_connection(&mut self, origin: Origin) -> bool {
         let most = self.listener.limits.max_connections;
         if !origin.is_shared && self.holdings.get(origin).connections >= most.div_ceil(2) {
@@ -29,10 +30,10 @@ impl<S: Service> EventLoop<S> {
         }
     }
 
-    /// Frees memory for a complete request, whose lane holds `own` bytes with it; returns false if the
-    /// request is to be shed itself. What can be evicted goes first, if that is enough. If not, the
-    /// lanes that hold more than this one lose their newest requests, the heaviest first. Nothing is
-    /// evicted unless that is enough.
+    /// Frees memory for a complete request, whose lane holds `own` bytes with it; returns false if
+    /// the request is to be shed itself. What can be evicted goes first, if that is enough. If not,
+    /// the lanes that hold more than this one lose their newest requests, the heaviest first.
+    /// Nothing is evicted unless that is enough.
     pub(super) fn reserve_bytes(&mut self, bytes: usize, own: usize, is_known: bool) -> bool {
         let limit = self.listener.limits.buffered_bytes;
         if own > bytes && own > limit / 4 * LANE_QUARTERS {
@@ -84,8 +85,9 @@ impl<S: Service> EventLoop<S> {
             .is_some_and(|holder| self.evict(resource, holder))
     }
 
-    /// Evicts one connection of an origin: the longest idle one, else the oldest of the others; if bytes are short, those that
-    /// hold few come last. A complete request is never evicted. This looks at every connection: 50 µs for 4,096 of them.
+    /// Evicts one connection of an origin: the longest idle one, else the oldest of the others; if
+    /// bytes are short, those that hold few come last. A complete request is never evicted. This
+    /// looks at every connection: 50 µs for 4,096 of them.
     fn evict(&mut self, resource: Resource, origin: Origin) -> bool {
         let is_candidate = |entry: &ConnectionEntry| {
             entry.origin == origin
@@ -126,7 +128,8 @@ impl<S: Service> EventLoop<S> {
         if !connection.has_partial_request() {
             return self.close(index);
         }
-        // A large body is free at once, and its client may still read the response. A small one holds less than that.
+        // A large body is free at once, and its client may still read the response. A small one
+        // holds less than that.
         if resource == Resource::Bytes && held.bytes > MAX_HEAD {
             self.refuse(index, None, Failure::shed(FailureCause::BuffersFull));
             self.account(index);
@@ -139,8 +142,8 @@ impl<S: Service> EventLoop<S> {
     }
 }
 
-/// Sends 503 as far as that is possible at once. What has come is read first: closing a socket with unread bytes would reset
-/// it and destroy the response.
+/// Sends 503 as far as that is possible at once. What has come is read first: closing a socket with
+/// unread bytes would reset it and destroy the response.
 pub(super) fn send_unavailable(
     service: &impl Service,
     mut stream: &InboundStream,

@@ -1,4 +1,5 @@
-//! The event loop: accepts connections, reads requests, enforces the limits and sends responses, on one thread.
+//! The event loop: accepts connections, reads requests, enforces the limits and sends responses, on
+//! one thread.
 
 mod accept;
 mod eviction;
@@ -31,7 +32,8 @@ pub(super) const FIRST_SOCKET: usize = usize::MAX - 1024;
 
 pub struct EventLoop<S> {
     listener: Listener,
-    /// For each socket, whether a connection may wait. Events are edge-triggered, so this has to be remembered.
+    /// For each socket, whether a connection may wait. Events are edge-triggered, so this has to be
+    /// remembered.
     accepting: Vec<bool>,
     /// Accepting pauses until then, because there was no file descriptor for a connection.
     accept_after: Instant,
@@ -40,12 +42,13 @@ pub struct EventLoop<S> {
     connections: Slab<ConnectionEntry>,
     /// The connections that have something to do, each once.
     ready: TurnQueue,
-    /// The connections that wait for the next step of their TLS handshake. One step is taken per round, after the ready
-    /// connections, because it costs milliseconds with an RSA key.
+    /// The connections that wait for the next step of their TLS handshake. One step is taken per
+    /// round, after the ready connections, because it costs milliseconds with an RSA key.
     handshakes: TurnQueue,
     /// The connections and bytes that each origin holds.
     holdings: Holdings,
-    /// For the bytes of one read. What follows a request in it is kept, so it has no more bytes than a head.
+    /// For the bytes of one read. What follows a request in it is kept, so it has no more bytes
+    /// than a head.
     scratch: Vec<u8>,
     next_sweep: Instant,
     event_log: EventLog,
@@ -58,7 +61,8 @@ struct ConnectionEntry {
     origin: Origin,
     /// Its part of `holdings`.
     held: Holding,
-    /// The request that a worker has or will get, and its memory. It is cancelled if the client goes away.
+    /// The request that a worker has or will get, and its memory. It is cancelled if the client
+    /// goes away.
     pending: Option<(Cancellation, usize)>,
 }
 

@@ -101,8 +101,8 @@ impl<S: Service> EventLoop<S> {
         );
     }
 
-    /// Answers the requests that wait for a worker while the ledger is unavailable: every worker may itself be waiting for
-    /// the database, to write the row of a completion.
+    /// Answers the requests that wait for a worker while the ledger is unavailable: every worker
+    /// may itself be waiting for the database, to write the row of a completion.
     pub(super) fn refuse_waiting(&mut self) {
         while let Some(failure) = self.service.outage()
             && let Some(job) = self.listener.state.take_waiting()
@@ -112,8 +112,8 @@ impl<S: Service> EventLoop<S> {
         }
     }
 
-    /// Drops the request of a client that has gone, or cancels it. A worker that has it gives the connection back soon;
-    /// until then its number is not used again.
+    /// Drops the request of a client that has gone, or cancels it. A worker that has it gives the
+    /// connection back soon; until then its number is not used again.
     pub(super) fn abandon_if_gone(&mut self, index: usize) -> bool {
         let ConnectionEntry {
             connection,

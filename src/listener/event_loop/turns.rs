@@ -14,10 +14,12 @@ use crate::listener::{Listener, Service};
 /// The bytes that a connection may read before the others have their turn.
 const TURN: usize = 64 * 1024;
 
-/// The time limit for the turns of one round. Then the loop sends responses, accepts connections and checks deadlines.
+/// The time limit for the turns of one round. Then the loop sends responses, accepts connections
+/// and checks deadlines.
 const ROUND: Duration = Duration::from_millis(10);
 
-/// Connections that wait for a turn. The origins have theirs in turn, so that many connections of one delay another by one turn.
+/// Connections that wait for a turn. The origins have theirs in turn, so that many connections of
+/// one delay another by one turn.
 #[derive(Default)]
 pub(super) struct TurnQueue {
     by_origin: HashMap<Origin, VecDeque<usize>>,
@@ -140,7 +142,8 @@ impl<S: Service> EventLoop<S> {
                     self.listener.state.push_piece(index, rest, header);
                 }
                 TurnResult::Answered(outgoing) => {
-                    // One answer a turn: a client that pipelines such requests gets no more of the loop than others.
+                    // One answer a turn: a client that pipelines such requests gets no more of the
+                    // loop than others.
                     left = 0;
                     entry
                         .connection
