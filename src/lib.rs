@@ -10,7 +10,9 @@
 //!   request through the steps of `api`, in the order of error precedence. `console` serves the
 //!   operator.
 //! - `grounding` decides whether an answer needs facts and quotes the passages that `search` finds,
-//!   `runtime` calls the inference runtime, both through `client`; `store` keeps the keys and the ledger.
+//!   `runtime` calls the inference runtime, both through `client`.
+//! - `ledger` appends the row, `keys` knows the keys and their budgets, `audit` who changed what;
+//!   `database` runs their SQL. `recovery` restores and moves a database.
 //! - `background` makes test writes, probes failed runtimes, removes old rows and keeps the
 //!   heartbeat of a gateway.
 //! - `metrics` counts requests and their outcomes; `monitoring` serves them, and answers health
