@@ -81,7 +81,10 @@ fn cards(view: &UsageView, report: &UsageReport) -> Markup {
         @match durations.len() {
             0 if all.succeeded() == 0 => "no completions",
             0 => "none among the newest requests",
-            number => { "p95 " (p95) ", p99 " (p99) br; "of the newest " (count(number as i64, "completion")) },
+            number => {
+                "p95 " (p95) ", p99 " (p99) br;
+                "of " @if (number as i64) < all.succeeded() { "the newest " } (count(number as i64, "completion"))
+            },
         }
     };
     html! {
