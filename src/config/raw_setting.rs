@@ -29,7 +29,7 @@ const MAX_REPEATED: usize = 60;
 pub struct RawSetting {
     setting: &'static Setting,
     value: SettingValue,
-    place: Place,
+    place: SettingSource,
     /// The text in the file or the variable.
     found: String,
 }
@@ -42,7 +42,7 @@ enum SettingValue {
     Other,
 }
 
-enum Place {
+enum SettingSource {
     Line(PathBuf, usize),
     Variable,
     /// It is not set: the value is the default, or the path of a file in its usual place.
@@ -52,15 +52,15 @@ enum Place {
 impl RawSetting {
     pub(super) fn in_variable(setting: &'static Setting, text: String) -> Self {
         let found = format!("{text:?}");
-        Self { setting, value: SettingValue::Text(text), place: Place::Variable, found }
+        Self { setting, value: SettingValue::Text(text), place: SettingSource::Variable, found }
     }
 
     pub(super) fn by_default(setting: &'static Setting, text: &str) -> Self {
-        Self { place: Place::Default, ..Self::in_variable(setting, text.into()) }
+        Self { place: SettingSource::Default, ..Self::in_variable(setting, text.into()) }
     }
 
     pub fn is_default(&self) -> bool {
-        matches!(self.place, Place::Default)
+        matches!(self.place, SettingSource::Default)
     }
 
     /// Names the values that the setting accepts. Repeats the one that was found, unless it may hold a secret.
@@ -76,7 +76,7 @@ impl RawSetting {
     /// Names the values that are accepted together with other settings.
     pub fn refuse_for(&self, accepted: &str) -> Problem {
         let (name, equals) = match self.place {
-            Place::Variable => (self.setting.variable(), "="),
+            SettingSource::Variable => (self.setting.variable(), "="),
             _ => (self.setting.name.into(), " = "),
         };
         let setting = if SECRET.contains(&self.setting.name) || may_hold_a_secret(&self.found) {
@@ -86,7 +86,7 @@ impl RawSetting {
         };
         let text = format!("{setting}: expected {accepted}.");
         match &self.place {
-            Place::Line(path, line) => problem_in(path, *line, &text),
+            SettingSource::Line(path, line) => problem_in(path, *line, &text),
             _ => Problem { line: usize::MAX, text },
         }
     }
@@ -94,7 +94,7 @@ impl RawSetting {
     /// Returns `None` for a variable.
     pub fn file(&self) -> Option<&Path> {
         match &self.place {
-            Place::Line(path, _) => Some(path),
+            SettingSource::Line(path, _) => Some(path),
             _ => None,
         }
     }
@@ -181,14 +181,14 @@ pub(super) fn read_file(path: &Path) -> Result<(FileSettings, Vec<Problem>), Vec
     let mut add = |name: &str, key: &Spanned<_>, value: &Spanned<DeValue>| {
         let line = line_at(key.span().start);
         if let Some(setting) = reference::find(name) {
-            let (place, found) = (Place::Line(path.to_owned(), line), text[value.span()].to_owned());
+            let (place, found) = (SettingSource::Line(path.to_owned(), line), text[value.span()].to_owned());
             settings
                 .insert(setting.name, RawSetting { setting, value: value_of(value.get_ref()), place, found });
         } else if reference::is_table(name) {
             problems.push(problem_in(path, line, &format!("{name}: expected a table: [{name}].")));
         } else {
-            let shown = shortened(name, MAX_REPEATED);
-            let message = format!("{shown}: there is no such setting. {}", advice(name));
+            let repeated = shortened(name, MAX_REPEATED);
+            let message = format!("{repeated}: there is no such setting. {}", advice(name));
             problems.push(problem_in(path, line, &message));
         }
     };

@@ -142,8 +142,7 @@ pub struct Pages {
     pub number: usize,
     last: usize,
     rows: usize,
-    /// The rows on this page.
-    pub shown: Range<usize>,
+    pub rows_on_page: Range<usize>,
 }
 
 impl Pages {
@@ -152,7 +151,7 @@ impl Pages {
         let last = rows.div_ceil(rows_per_page).max(1);
         let number = wanted.clamp(1, last);
         let first = (number - 1) * rows_per_page;
-        Self { number, last, rows, shown: first..rows.min(first + rows_per_page) }
+        Self { number, last, rows, rows_on_page: first..rows.min(first + rows_per_page) }
     }
 
     pub fn links(&self, noun: &str, address: impl Fn(usize) -> String) -> Markup {
@@ -179,6 +178,27 @@ pub fn page_links(previous: &[(&str, String)], position: &str, next: Option<(&st
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_row_is_on_one_page_and_any_number_leads_to_one() {
+        for (rows, wanted, number, on_page) in [
+            (0, 1, 1, 0..0),
+            (20, 2, 1, 0..20),
+            (21, 2, 2, 20..21),
+            (41, 0, 1, 0..20),
+            (41, usize::MAX, 3, 40..41),
+        ] {
+            let pages = Pages::of(rows, 20, wanted);
+            assert_eq!(
+                (pages.number, pages.rows_on_page.clone()),
+                (number, on_page),
+                "{rows} rows, page {wanted}"
+            );
+            let links = pages.links("key", |page| format!("/?page={page}")).into_string();
+            assert_eq!(links.contains(&format!("/?page={}\"", number + 1)), rows > 20 * number, "{links}");
+            assert_eq!(links.contains("← Previous"), number > 1, "{links}");
+        }
+    }
 
     #[test]
     fn a_second_click_reverses_the_order() {

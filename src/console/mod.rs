@@ -76,7 +76,7 @@ enum PageError {
     /// A form that another site sent.
     Foreign,
     Store(StoreError),
-    /// A range of time that can't be shown, and why.
+    /// A range of time that can't be displayed, and why.
     Range(String),
     Wait(Duration),
     /// There is no room for the request.

@@ -35,7 +35,7 @@ fn overview(view: &UsageView, keys: &[Key], report: &UsageReport, page: usize, n
     html! {
         (filters::range(view, now))
         (cards(view, report))
-        @if report.shown.requests == 0 {
+        @if report.selected.requests == 0 {
             section.empty {
                 h2 { "No requests" }
                 p {
@@ -59,8 +59,8 @@ fn overview(view: &UsageView, keys: &[Key], report: &UsageReport, page: usize, n
 }
 
 fn cards(view: &UsageView, report: &UsageReport) -> Markup {
-    let UsageReport { all, shown, durations, .. } = report;
-    let [prompt, completion, total] = tokens(shown);
+    let UsageReport { all, selected, durations, .. } = report;
+    let [prompt, completion, total] = tokens(selected);
     let [median, p95, p99] = [0.5, 0.95, 0.99]
         .map(|share| percentile(durations, share).map_or("–".into(), format::exact_duration));
     let requests = |outcome: &str, text: String| html! { a href=(view.requests_address(outcome)) { (text) } };
@@ -75,7 +75,7 @@ fn cards(view: &UsageView, report: &UsageReport) -> Markup {
     };
     let parts = html! {
         @if total.is_some() { (figure(prompt)) " in, " (figure(completion)) " out" br; }
-        @if shown.unmeasured > 0 { (count(shown.unmeasured, "request")) " unmeasured" }
+        @if selected.unmeasured > 0 { (count(selected.unmeasured, "request")) " unmeasured" }
     };
     let slow = html! {
         @match durations.len() {
@@ -90,7 +90,7 @@ fn cards(view: &UsageView, report: &UsageReport) -> Markup {
     html! {
         dl.cards-row {
             @for (title, figure, detail) in [
-                ("Requests", requests(&view.outcome, grouped(shown.requests)), base),
+                ("Requests", requests(&view.outcome, grouped(selected.requests)), base),
                 ("Success rate", html! { (rate(all.succeeded(), all.requests)) }, failed),
                 ("Total tokens", html! { (figure(total)) }, parts),
                 ("Duration, median", html! { (median) }, slow),

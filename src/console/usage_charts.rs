@@ -30,7 +30,7 @@ fn requests(report: &UsageReport) -> Chart {
         let values = report.bars.iter().map(|bar| Some(bar.requests[kind as usize]));
         Series { name: name.into(), class: class.into(), values: values.collect() }
     };
-    let (all, succeeded) = (count(report.shown.requests, "request"), grouped(report.shown.succeeded()));
+    let (all, succeeded) = (count(report.selected.requests, "request"), grouped(report.selected.succeeded()));
     Chart {
         title: "Requests by outcome",
         summary: format!("Bars: {all}, {succeeded} of them succeeded"),
@@ -46,13 +46,13 @@ fn requests(report: &UsageReport) -> Chart {
 /// Returns `None` if no tokens were measured.
 fn tokens(report: &UsageReport) -> Option<Chart> {
     let series = report.tokens_by_key();
-    let missing = match report.shown.unmeasured {
+    let missing = match report.selected.unmeasured {
         0 => String::new(),
         unmeasured => format!(", {} unmeasured", count(unmeasured, "request")),
     };
     (!series.is_empty()).then(|| Chart {
         title: "Tokens by key",
-        summary: format!("Bars: {}{missing}", count(report.shown.total_tokens, "token")),
+        summary: format!("Bars: {}{missing}", count(report.selected.total_tokens, "token")),
         series,
     })
 }
@@ -153,9 +153,9 @@ mod tests {
         let view = view(query);
         let (step, ranges) = BarInterval::fitting(view.range, span(view.range, NOW));
         let bars = ranges.into_iter().map(|range| Bar { range, requests: [0; 3] }).collect();
-        let [all, shown] = [Sums::default(), Sums::default()];
+        let [all, selected] = [Sums::default(), Sums::default()];
         let (errors, keys, durations) = Default::default();
-        axis(&view, &UsageReport { all, shown, step, bars, errors, keys, durations }, NOW)
+        axis(&view, &UsageReport { all, selected, step, bars, errors, keys, durations }, NOW)
     }
 
     #[test]

@@ -54,7 +54,7 @@ pub struct UsageReport {
     /// All requests of the range, the key and the gateway: the base of rates and shares.
     pub all: Sums,
     /// Those with the wanted outcome, as everything below.
-    pub shown: Sums,
+    pub selected: Sums,
     pub step: BarInterval,
     pub bars: Vec<Bar>,
     /// Status, code and number of requests, the most frequent first.
@@ -79,7 +79,7 @@ pub struct KeyUsage {
     pub place: usize,
     /// All its requests, and those with the wanted outcome.
     pub all: Sums,
-    pub shown: Sums,
+    pub selected: Sums,
     /// The latter by bar.
     pub bars: Vec<Sums>,
 }
@@ -90,7 +90,7 @@ impl UsageReport {
         let (step, ranges) = BarInterval::fitting(view.range, span);
         let places: HashMap<&str, usize> =
             keys.iter().enumerate().map(|(place, key)| (key.id.as_str(), place)).collect();
-        let [mut all, mut shown] = [Sums::default(), Sums::default()];
+        let [mut all, mut selected] = [Sums::default(), Sums::default()];
         let mut bars: Vec<Bar> = ranges.into_iter().map(|range| Bar { range, requests: [0; 3] }).collect();
         let mut errors: BTreeMap<(Option<i64>, String), i64> = BTreeMap::new();
         let mut by_key: HashMap<String, KeyUsage> = HashMap::new();
@@ -116,20 +116,20 @@ impl UsageReport {
                 *errors.entry((row.status, row.error_code.unwrap_or_default())).or_default() +=
                     row.sums.requests;
             }
-            shown.add(&row.sums);
-            key.shown.add(&row.sums);
+            selected.add(&row.sums);
+            key.selected.add(&row.sums);
             key.bars[at].add(&row.sums);
         })?;
         let mut errors: Vec<_> =
             errors.into_iter().map(|((status, code), count)| (status, code, count)).collect();
         errors.sort_by_key(|(_, _, count)| -count);
-        let mut keys: Vec<_> = by_key.into_values().filter(|key| key.shown.requests > 0).collect();
+        let mut keys: Vec<_> = by_key.into_values().filter(|key| key.selected.requests > 0).collect();
         keys.sort_by(|a, b| {
-            let rank = |key: &KeyUsage| Reverse((key.shown.total_tokens, key.shown.requests));
+            let rank = |key: &KeyUsage| Reverse((key.selected.total_tokens, key.selected.requests));
             (rank(a), &a.name, &a.id).cmp(&(rank(b), &b.name, &b.id))
         });
         let durations = store.newest_durations(&view.row_filter())?;
-        Ok(Self { all, shown, step, bars, errors, keys, durations })
+        Ok(Self { all, selected, step, bars, errors, keys, durations })
     }
 
     /// The tokens by bar of the few keys that have most, and of all others together: their names and colours.
@@ -143,7 +143,7 @@ impl UsageReport {
             Series { name, class, values: (0..self.bars.len()).map(value).collect() }
         };
         let (mut most, mut others) = (Vec::<Series>::new(), Vec::new());
-        for key in self.keys.iter().filter(|key| key.shown.total_tokens > 0) {
+        for key in self.keys.iter().filter(|key| key.selected.total_tokens > 0) {
             let class = colour(key.place);
             if most.len() < KEYS_IN_CHART && most.iter().all(|other| other.class != class) {
                 most.push(series(key.name.clone(), class, &[key]));

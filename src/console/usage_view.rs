@@ -33,7 +33,7 @@ pub const CODES: [&str; 7] = [
     "abandoned",
 ];
 
-/// The longest text in place of a key: a name and what tells it from others of that name.
+/// The longest text in place of a key: a name and what distinguishes it from others of that name.
 const LONGEST_KEY_TEXT: usize = 100;
 
 const LONGEST_CAUSE: usize = 40;
@@ -83,7 +83,8 @@ impl UsageView {
     /// else that it does not understand: a mistyped address still leads to a page.
     fn read(query: &Form, now: i64) -> Result<Self, String> {
         // The form also sends the times of a named range, and how it showed them: they count if they were changed.
-        let is_changed = format!("{} {}", query.get("from"), query.get("to")).trim() != query.get("shown");
+        let is_changed =
+            format!("{} {}", query.get("from"), query.get("to")).trim() != query.get("displayed");
         let named =
             CHOICES.iter().map(|(word, _)| *word).find(|word| *word == query.get("range") && !is_changed);
         let [from, to] = [time(query, "from")?, time(query, "to")?];
@@ -269,11 +270,11 @@ pub mod tests {
             ("range=nonsense&key=%22%3E&outcome=%3Cscript%3E", "range=24h&key=%22%3E"),
             ("least=-1&most=1e9", "range=24h"),
             (
-                "range=7d&from=2026-01-09T00:00&to=2026-01-16T00:00&shown=2026-01-09T00:00+2026-01-16T00:00",
+                "range=7d&from=2026-01-09T00:00&to=2026-01-16T00:00&displayed=2026-01-09T00:00+2026-01-16T00:00",
                 "range=7d",
             ),
             (
-                "range=7d&from=2026-01-10&to=2026-01-10&shown=2026-01-09+2026-01-15",
+                "range=7d&from=2026-01-10&to=2026-01-10&displayed=2026-01-09+2026-01-15",
                 "from=2026-01-10&to=2026-01-10",
             ),
             ("from=2026-01-14T00:00&to=2026-01-15T00:00", "from=2026-01-14&to=2026-01-14"),

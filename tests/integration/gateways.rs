@@ -103,6 +103,7 @@ fn the_console_separates_the_gateways() {
         let row = row(&text, name);
         assert!(row.contains(env!("ADRIATICUM_VERSION")) && row.contains(">now<"), "{row}");
     }
+    until("its clock is compared with the database's", || browser.get("/status").text().contains(">clock<"));
 }
 
 /// One gateway loses its connection, another one is killed.

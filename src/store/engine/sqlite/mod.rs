@@ -52,7 +52,7 @@ const READERS: usize = 4;
 /// The number of prepared statements that a connection keeps: more than there are on a request's path.
 const STATEMENTS: usize = 64;
 
-/// The unit in which the progress of a copy is shown.
+/// The unit in which the progress of a copy is displayed.
 const MEBIBYTE: u64 = 1_048_576;
 
 /// Up to this many bytes a database is checked completely at every start, which takes a few milliseconds.
