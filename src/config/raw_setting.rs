@@ -263,8 +263,8 @@ pub(super) fn read_file(path: &Path) -> Result<(FileSettings, Vec<Problem>), Vec
                 &format!("{name}: expected a table: [{name}]."),
             ));
         } else {
-            let shown = shortened(name, MAX_REPEATED);
-            let message = format!("{shown}: there is no such setting. {}", advice(name));
+            let repeated = shortened(name, MAX_REPEATED);
+            let message = format!("{repeated}: there is no such setting. {}", advice(name));
             problems.push(problem_in(path, line, &message));
         }
     };

@@ -213,7 +213,7 @@ pub enum PageError {
     /// A form that another site sent.
     Foreign,
     Store(DatabaseError),
-    /// A range of time that can't be shown, and why.
+    /// A range of time that can't be displayed, and why.
     Range(String),
     Wait(Duration),
     /// There is no room for the request.

@@ -149,12 +149,16 @@ impl Key {
     }
 }
 
-/// The time until a key expires, in words.
+/// The time until a key expires, in words. It is rounded before its unit is chosen: two days are not
+/// 48 hours a second later.
 pub fn time_left(seconds: i64) -> String {
-    match seconds {
-        ..7_200 => count((seconds + 59) / 60, "minute"),
-        7_200..172_800 => count((seconds + 1_800) / 3_600, "hour"),
-        _ => count((seconds + DAY / 2) / DAY, "day"),
+    let (minutes, hours) = ((seconds + 59) / 60, (seconds + 1_800) / 3_600);
+    if minutes < 120 {
+        count(minutes, "minute")
+    } else if hours < 48 {
+        count(hours, "hour")
+    } else {
+        count((seconds + DAY / 2) / DAY, "day")
     }
 }
 
@@ -437,12 +441,14 @@ mod tests {
     }
 
     #[test]
-    fn the_time_left_is_never_rounded_to_a_day_that_it_is_not() {
+    fn the_time_left_is_rounded_in_its_unit() {
         for (seconds, text) in [
             (1, "1 minute"),
-            (7_199, "120 minutes"),
-            (7_200, "2 hours"),
-            (2 * DAY - 1, "48 hours"),
+            (7_140, "119 minutes"),
+            (7_199, "2 hours"),
+            (DAY + 1, "24 hours"),
+            (2 * DAY - 1_801, "47 hours"),
+            (2 * DAY - 1, "2 days"),
             (5 * DAY - 9, "5 days"),
         ] {
             assert_eq!(time_left(seconds), text);

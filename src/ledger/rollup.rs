@@ -73,11 +73,11 @@ const UPSERT: &str =
     unmeasured = usage_rollup.unmeasured + excluded.unmeasured";
 
 /// A place in the rollup: its length, its start, and what its rows have in common.
-type Place<'a> = (i64, i64, &'a str, &'a str, i64, &'a str, &'a str);
+type RollupKey<'a> = (i64, i64, &'a str, &'a str, i64, &'a str, &'a str);
 
 /// Rows that are added to the sums together.
 #[derive(Default)]
-pub(super) struct Batch<'a>(BTreeMap<Place<'a>, [i64; 5]>);
+pub(super) struct Batch<'a>(BTreeMap<RollupKey<'a>, [i64; 5]>);
 
 impl<'a> Batch<'a> {
     pub fn add(&mut self, row: &'a LedgerRow) {

@@ -139,6 +139,9 @@ fn the_console_separates_the_gateways() {
             "{row}"
         );
     }
+    until("its clock is compared with the database's", || {
+        browser.get("/status").text().contains(">clock<")
+    });
 }
 
 /// One gateway loses its connection, another one is killed.

@@ -193,8 +193,7 @@ pub struct Pages {
     pub number: usize,
     last: usize,
     rows: usize,
-    /// The rows on this page.
-    pub shown: Range<usize>,
+    pub rows_on_page: Range<usize>,
 }
 
 impl Pages {
@@ -207,7 +206,7 @@ impl Pages {
             number,
             last,
             rows,
-            shown: first..rows.min(first + rows_per_page),
+            rows_on_page: first..rows.min(first + rows_per_page),
         }
     }
 
@@ -244,6 +243,33 @@ pub fn page_links(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_row_is_on_one_page_and_any_number_leads_to_one() {
+        for (rows, wanted, number, on_page) in [
+            (0, 1, 1, 0..0),
+            (20, 2, 1, 0..20),
+            (21, 2, 2, 20..21),
+            (41, 0, 1, 0..20),
+            (41, usize::MAX, 3, 40..41),
+        ] {
+            let pages = Pages::new(rows, 20, wanted);
+            assert_eq!(
+                (pages.number, pages.rows_on_page.clone()),
+                (number, on_page),
+                "{rows} rows, page {wanted}"
+            );
+            let links = pages
+                .links("key", |page| format!("/?page={page}"))
+                .into_string();
+            assert_eq!(
+                links.contains(&format!("/?page={}\"", number + 1)),
+                rows > 20 * number,
+                "{links}"
+            );
+            assert_eq!(links.contains("← Previous"), number > 1, "{links}");
+        }
+    }
 
     #[test]
     fn a_second_click_reverses_the_order() {

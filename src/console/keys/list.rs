@@ -247,7 +247,7 @@ pub fn page(operator: &Operator) -> PageResult {
                     a.button href="/keys" { "Show all active keys" }
                 }
             } @else {
-                (table(&view, &listed[pages.shown.clone()], request.now))
+                (table(&view, &listed[pages.rows_on_page.clone()], request.now))
                 (pages.links("key", address))
             }
         }

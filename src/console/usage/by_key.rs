@@ -18,11 +18,11 @@ const KEYS_PER_PAGE: usize = 20;
 fn compare(order: SortOrder, a: &KeyUsage, b: &KeyUsage) -> Ordering {
     let by_name = || (a.name.to_lowercase(), &a.id).cmp(&(b.name.to_lowercase(), &b.id));
     let figure = |key: &KeyUsage| match order.column {
-        "requests" => key.shown.requests as f64,
+        "requests" => key.selected.requests as f64,
         "success" => key.all.succeeded() as f64 / key.all.requests as f64,
-        "in" => key.shown.prompt_tokens as f64,
-        "out" => key.shown.completion_tokens as f64,
-        _ => key.shown.total_tokens as f64,
+        "in" => key.selected.prompt_tokens as f64,
+        "out" => key.selected.completion_tokens as f64,
+        _ => key.selected.total_tokens as f64,
     };
     let ascending = if order.column == "key" {
         by_name()
@@ -61,16 +61,19 @@ fn table(view: &UsageView, report: &UsageReport, pages: &Pages) -> Markup {
     });
     let cells = |key: &KeyUsage| {
         let KeyUsage {
-            name, all, shown, ..
+            name,
+            all,
+            selected,
+            ..
         } = key;
-        let [prompt, completion, total] = tokens(shown);
+        let [prompt, completion, total] = tokens(selected);
         let key_view = UsageView {
             key: Some(key.id.clone()),
             ..view.clone()
         };
         vec![
             html! { a.text href=(key_view.address("/usage")) { (name) } },
-            html! { a href=(key_view.address("/requests")) { (grouped(shown.requests)) } },
+            html! { a href=(key_view.address("/requests")) { (grouped(selected.requests)) } },
             html! { (rate(all.succeeded(), all.requests)) },
             html! { (figure(prompt)) },
             html! { (figure(completion)) },
@@ -78,14 +81,18 @@ fn table(view: &UsageView, report: &UsageReport, pages: &Pages) -> Markup {
             html! { (total.map_or("–".into(), |total| rate(total, report.all.total_tokens))) },
         ]
     };
-    let rows = keys[pages.shown.clone()].iter().map(|key| cells(key));
+    let rows = keys[pages.rows_on_page.clone()]
+        .iter()
+        .map(|key| cells(key));
     scrolling("by-key numbers", "Usage by key", &headings, rows)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::console::usage::bar_interval::BarInterval;
     use crate::console::usage::view::DEFAULT_ORDER;
+    use crate::console::usage::view::tests::view;
     use crate::ledger::Sums;
 
     fn key(name: &str, requests: i64, succeeded: i64, total_tokens: i64) -> KeyUsage {
@@ -99,7 +106,7 @@ mod tests {
             id: format!("key_{name}"),
             name: name.into(),
             all: sums.clone(),
-            shown: sums,
+            selected: sums,
             ..KeyUsage::default()
         }
     }
@@ -124,5 +131,39 @@ mod tests {
             let names: Vec<&str> = sorted.iter().map(|key| key.name.as_str()).collect();
             assert_eq!(names.join(" "), expected, "{word}");
         }
+    }
+
+    #[test]
+    fn a_page_has_twenty_keys_and_leads_to_the_others() {
+        let keys = (1..=21)
+            .map(|number| key(&format!("name {number:02}"), 1, 1, 100 - number))
+            .collect();
+        let (errors, bars, durations) = Default::default();
+        let [all, selected] = [Sums::default(), Sums::default()];
+        let report = UsageReport {
+            all,
+            selected,
+            step: BarInterval::DAY,
+            bars,
+            errors,
+            keys,
+            durations,
+        };
+        let [first, last] =
+            [1, 2].map(|page| section(&view("range=7d"), &report, page).into_string());
+        assert!(
+            first.contains("name 20<") && !first.contains("name 21<"),
+            "{first}"
+        );
+        assert!(
+            first.contains("href=\"/usage?range=7d&amp;page=2#by-key\""),
+            "{first}"
+        );
+        assert!(
+            last.contains("name 21<")
+                && !last.contains("name 20<")
+                && last.contains("Page 2 of 2, 21 keys"),
+            "{last}"
+        );
     }
 }

@@ -35,7 +35,7 @@ pub fn filters(view: &UsageView, address: &str, keys: &[Key], gateways: &[Gatewa
             (choices("Range", CHOICES.into_iter().map(|(word, name)| (link(word), name, view.choice == word))))
             form method="get" action=(address) {
                 (hidden_fields(view.fields(), &["from", "to", "key", "gateway", "outcome", "cause", "least", "most"]))
-                input type="hidden" name="shown" value=(format!("{from} {to}"));
+                input type="hidden" name="displayed" value=(format!("{from} {to}"));
                 @for (name, text, value) in [("from", "From", &from), ("to", "to", &to)] {
                     label for=(name) { (text) } input id=(name) type="datetime-local" name=(name) value=(value)
                         step=[(value.len() > "2026-11-16T13:00".len()).then_some(1)] required;
@@ -97,7 +97,7 @@ fn words(view: &UsageView, keys: &[Key]) -> [String; 7] {
     ]
 }
 
-/// A key's name, and what tells it from others of that name.
+/// A key's name, and what distinguishes it from others of that name.
 fn named(key: &Key) -> String {
     format!("{} {}", key.name, key.mark())
 }

@@ -50,7 +50,7 @@ fn overview(view: &UsageView, keys: &[Key], report: &UsageReport, page: usize, n
     html! {
         (filters::range(view, now))
         (cards(view, report))
-        @if report.shown.requests == 0 {
+        @if report.selected.requests == 0 {
             section.empty {
                 h2 { "No requests" }
                 p {
@@ -76,11 +76,11 @@ fn overview(view: &UsageView, keys: &[Key], report: &UsageReport, page: usize, n
 fn cards(view: &UsageView, report: &UsageReport) -> Markup {
     let UsageReport {
         all,
-        shown,
+        selected,
         durations,
         ..
     } = report;
-    let [prompt, completion, total] = tokens(shown);
+    let [prompt, completion, total] = tokens(selected);
     let [median, p95, p99] = [0.5, 0.95, 0.99]
         .map(|share| percentile(durations, share).map_or("–".into(), format::exact_duration));
     let requests =
@@ -96,19 +96,22 @@ fn cards(view: &UsageView, report: &UsageReport) -> Markup {
     };
     let parts = html! {
         @if total.is_some() { (figure(prompt)) " in, " (figure(completion)) " out" br; }
-        @if shown.unmeasured > 0 { (count(shown.unmeasured, "request")) " unmeasured" }
+        @if selected.unmeasured > 0 { (count(selected.unmeasured, "request")) " unmeasured" }
     };
     let slow = html! {
         @match durations.len() {
             0 if all.succeeded() == 0 => "no completions",
             0 => "none among the newest requests",
-            number => { "p95 " (p95) ", p99 " (p99) br; "of the newest " (count(number as i64, "completion")) },
+            number => {
+                "p95 " (p95) ", p99 " (p99) br;
+                "of " @if (number as i64) < all.succeeded() { "the newest " } (count(number as i64, "completion"))
+            },
         }
     };
     html! {
         dl.cards-row {
             @for (title, figure, detail) in [
-                ("Requests", requests(&view.outcome, grouped(shown.requests)), base),
+                ("Requests", requests(&view.outcome, grouped(selected.requests)), base),
                 ("Success rate", html! { (rate(all.succeeded(), all.requests)) }, failed),
                 ("Total tokens", html! { (figure(total)) }, parts),
                 ("Duration, median", html! { (median) }, slow),

@@ -59,7 +59,7 @@ pub struct UsageReport {
     /// All requests of the range, the key and the gateway: the base of rates and shares.
     pub all: Sums,
     /// The requests with the wanted outcome, which also all figures below count.
-    pub shown: Sums,
+    pub selected: Sums,
     pub step: BarInterval,
     pub bars: Vec<Bar>,
     /// Status, code and number of requests, the most frequent first.
@@ -85,7 +85,7 @@ pub struct KeyUsage {
     pub place: usize,
     /// All requests of the key, and those with the wanted outcome.
     pub all: Sums,
-    pub shown: Sums,
+    pub selected: Sums,
     /// The latter by bar.
     pub bars: Vec<Sums>,
 }
@@ -104,7 +104,7 @@ impl UsageReport {
             .enumerate()
             .map(|(place, key)| (key.id.as_str(), place))
             .collect();
-        let [mut all, mut shown] = [Sums::default(), Sums::default()];
+        let [mut all, mut selected] = [Sums::default(), Sums::default()];
         let mut bars: Vec<Bar> = ranges
             .into_iter()
             .map(|range| Bar {
@@ -145,8 +145,8 @@ impl UsageReport {
                         .entry((row.status, row.error_code.unwrap_or_default()))
                         .or_default() += row.sums.requests;
                 }
-                shown.add(&row.sums);
-                key.shown.add(&row.sums);
+                selected.add(&row.sums);
+                key.selected.add(&row.sums);
                 key.bars[at].add(&row.sums);
             })?;
         let mut errors: Vec<_> = errors
@@ -156,16 +156,16 @@ impl UsageReport {
         errors.sort_by_key(|(_, _, count)| -count);
         let mut keys: Vec<_> = by_key
             .into_values()
-            .filter(|key| key.shown.requests > 0)
+            .filter(|key| key.selected.requests > 0)
             .collect();
         keys.sort_by(|a, b| {
-            let rank = |key: &KeyUsage| Reverse((key.shown.total_tokens, key.shown.requests));
+            let rank = |key: &KeyUsage| Reverse((key.selected.total_tokens, key.selected.requests));
             (rank(a), &a.name, &a.id).cmp(&(rank(b), &b.name, &b.id))
         });
         let durations = store.ledger.newest_durations(&view.row_filter())?;
         Ok(Self {
             all,
-            shown,
+            selected,
             step,
             bars,
             errors,
@@ -190,7 +190,7 @@ impl UsageReport {
             }
         };
         let (mut most, mut others) = (Vec::<Series>::new(), Vec::new());
-        for key in self.keys.iter().filter(|key| key.shown.total_tokens > 0) {
+        for key in self.keys.iter().filter(|key| key.selected.total_tokens > 0) {
             let class = colour(key.place);
             if most.len() < KEYS_IN_CHART && most.iter().all(|other| other.class != class) {
                 most.push(series(key.name.clone(), class, &[key]));

@@ -40,8 +40,8 @@ fn requests(report: &UsageReport) -> Chart {
         }
     };
     let (all, succeeded) = (
-        count(report.shown.requests, "request"),
-        grouped(report.shown.succeeded()),
+        count(report.selected.requests, "request"),
+        grouped(report.selected.succeeded()),
     );
     Chart {
         title: "Requests by outcome",
@@ -58,7 +58,7 @@ fn requests(report: &UsageReport) -> Chart {
 /// Returns `None` if no tokens were measured.
 fn tokens(report: &UsageReport) -> Option<Chart> {
     let series = report.tokens_by_key();
-    let missing = match report.shown.unmeasured {
+    let missing = match report.selected.unmeasured {
         0 => String::new(),
         unmeasured => format!(", {} unmeasured", count(unmeasured, "request")),
     };
@@ -66,7 +66,7 @@ fn tokens(report: &UsageReport) -> Option<Chart> {
         title: "Tokens by key",
         summary: format!(
             "Bars: {}{missing}",
-            count(report.shown.total_tokens, "token")
+            count(report.selected.total_tokens, "token")
         ),
         series,
     })
@@ -205,13 +205,13 @@ mod tests {
                 requests: [0; 3],
             })
             .collect();
-        let [all, shown] = [Sums::default(), Sums::default()];
+        let [all, selected] = [Sums::default(), Sums::default()];
         let (errors, keys, durations) = Default::default();
         axis(
             &view,
             &UsageReport {
                 all,
-                shown,
+                selected,
                 step,
                 bars,
                 errors,

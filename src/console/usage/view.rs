@@ -55,7 +55,7 @@ pub const CODES: [&str; 7] = [
     "abandoned",
 ];
 
-/// The longest text in place of a key: a name and what tells it from others of that name.
+/// The longest text in place of a key: a name and what distinguishes it from others of that name.
 const LONGEST_KEY_TEXT: usize = 100;
 
 const LONGEST_CAUSE: usize = 40;
@@ -114,7 +114,7 @@ impl UsageView {
         // The form also sends the times of a named range, and how it showed them: they count if
         // they were changed.
         let is_changed =
-            format!("{} {}", query.get("from"), query.get("to")).trim() != query.get("shown");
+            format!("{} {}", query.get("from"), query.get("to")).trim() != query.get("displayed");
         let named = CHOICES
             .iter()
             .map(|(word, _)| *word)
@@ -354,11 +354,11 @@ pub mod tests {
             ),
             ("least=-1&most=1e9", "range=24h"),
             (
-                "range=7d&from=2026-01-09T00:00&to=2026-01-16T00:00&shown=2026-01-09T00:00+2026-01-16T00:00",
+                "range=7d&from=2026-01-09T00:00&to=2026-01-16T00:00&displayed=2026-01-09T00:00+2026-01-16T00:00",
                 "range=7d",
             ),
             (
-                "range=7d&from=2026-01-10&to=2026-01-10&shown=2026-01-09+2026-01-15",
+                "range=7d&from=2026-01-10&to=2026-01-10&displayed=2026-01-09+2026-01-15",
                 "from=2026-01-10&to=2026-01-10",
             ),
             (
@@ -375,7 +375,7 @@ pub mod tests {
     }
 
     #[test]
-    fn a_range_that_can_not_be_shown_is_refused() {
+    fn a_range_that_can_not_be_displayed_is_refused() {
         for (query, message) in [
             ("from=9999-12-31", "in the future"),
             ("from=2026-01-14&to=2026-01-01", "ends before it begins"),

@@ -25,7 +25,7 @@ const PAGE_CACHE: i64 = 128;
 /// path.
 const STATEMENTS: usize = 64;
 
-/// The unit in which the progress of a copy is shown.
+/// The unit in which the progress of a copy is displayed.
 pub(super) const MEBIBYTE: u64 = 1_048_576;
 
 pub(super) fn is_missing(path: &Path) -> Result<bool> {
