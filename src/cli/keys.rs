@@ -38,7 +38,7 @@ pub(super) enum KeysCommand {
     /// List the keys
     List {
         /// Only keys in this state; those that expire within ten days are expiring
-        #[arg(long, value_parser = one_of(KeyState::ALL.map(KeyState::as_str), KeyState::parse))]
+        #[arg(long, value_parser = one_of(KeyState::ALL.map(|state| (state.as_str(), state))))]
         state: Option<KeyState>,
         /// Print JSON
         #[arg(long)]
@@ -84,7 +84,7 @@ pub(super) struct Terms {
     ///
     /// By default, a new key may run completions. With set, the permissions given replace those
     /// that the key has.
-    #[arg(long = "permission", value_name = "PERMISSION", value_parser = one_of(Permission::ALL.map(Permission::as_str), Permission::parse))]
+    #[arg(long = "permission", value_name = "PERMISSION", value_parser = one_of(Permission::ALL.map(|permission| (permission.as_str(), permission))))]
     permissions: Vec<Permission>,
     /// When the key expires: 12h, 90d, a date (YYYY-MM-DD, UTC), at the end of that day, or never
     #[arg(long, value_name = "WHEN", value_parser = parse_expiry)]

@@ -5,12 +5,13 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use crate::when::{self, When};
 
 /// Makes the parser of an option that takes one of a few words.
-pub fn one_of<T: Clone + Send + Sync + 'static, const N: usize>(
-    words: [&'static str; N],
-    parse: impl Fn(&str) -> Option<T> + Clone + Send + Sync + 'static,
+pub fn one_of<T: Copy + Send + Sync + 'static, const N: usize>(
+    values: [(&'static str, T); N],
 ) -> impl TypedValueParser<Value = T> {
-    PossibleValuesParser::new(words)
-        .map(move |word| parse(&word).expect("it is one of the possible values"))
+    PossibleValuesParser::new(values.map(|(word, _)| word)).map(move |found| {
+        let value = values.iter().find(|(word, _)| *word == found);
+        value.expect("it is one of the possible values").1
+    })
 }
 
 /// Makes the parser of an option's value, with a message that says what is accepted.

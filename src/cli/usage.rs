@@ -1,9 +1,6 @@
 //! `usage`: sums of the ledger, and single requests.
 
-use std::iter;
-
 use clap::ArgAction;
-use clap::builder::TypedValueParser;
 use serde::Serialize;
 
 use super::error::CliError;
@@ -14,11 +11,10 @@ use super::{keys, text_table, verify};
 use crate::config::Config;
 use crate::database::DatabaseError;
 use crate::keys::SecretUse;
-use crate::ledger::{Filter, Grouping, LedgerRow, Matching, RollupRow, RowFilter, Span, Sums};
+use crate::ledger::{Filter, Grouping, LedgerRow, Matching, RowFilter, Sums, UsageRow};
 use crate::store::Store;
 use crate::text::{cells, count, csv_line, grouped};
-use crate::when::Range;
-use crate::when::{self, When};
+use crate::when::{self, Range, When};
 
 /// Show the requests and tokens of the ledger
 ///
@@ -29,7 +25,7 @@ pub(super) struct UsageOptions {
     requests: Option<Requests>,
     /// Print one line for each hour, day, month (UTC), key (with its present name), status or
     /// gateway, or for each pair of two of them: key,month
-    #[arg(long, value_name = "GROUP[,GROUP]", value_parser = grouping(), value_delimiter = ',', action = ArgAction::Set)]
+    #[arg(long, value_name = "GROUP[,GROUP]", value_parser = one_of(Grouping::ALL), value_delimiter = ',', action = ArgAction::Set)]
     by: Vec<Grouping>,
     #[command(subcommand)]
     command: Option<UsageCommand>,
@@ -115,13 +111,6 @@ impl UsageOptions {
     }
 }
 
-fn grouping() -> impl TypedValueParser<Value = Grouping> {
-    one_of(Grouping::ALL.map(|(name, _)| name), |word| {
-        let (_, by) = Grouping::ALL.into_iter().find(|(name, _)| *name == word)?;
-        Some(by)
-    })
-}
-
 /// All of them are in memory.
 const LIMIT_TAKES: &str = "a number from 1 to 100000";
 
@@ -134,24 +123,17 @@ fn parse_limit(text: &str) -> Option<usize> {
 /// The database and its rows that are asked for.
 struct Selection {
     store: Store,
-    /// One or both ends may be open. The sums of whole hours and days answer that, whatever
-    /// retention has removed.
-    range: Range,
-    key_id: Option<String>,
-    gateway: Option<String>,
+    /// One or both ends of its range may be open. The sums of whole hours and days answer that,
+    /// whatever retention has removed.
+    filter: RowFilter,
 }
 
 impl Selection {
     fn open(requests: &Requests, config: &Config) -> Result<Self, CliError> {
-        let &Requests {
-            since,
-            until,
-            month,
-            ..
-        } = requests;
         let now = when::now();
-        let range = month
-            .unwrap_or(Range::between(since, until, now))
+        let range = requests
+            .month
+            .unwrap_or(Range::between(requests.since, requests.until, now))
             .checked(now)
             .map_err(|message| CliError::usage(&message))?;
         let store = open_store(config)?;
@@ -160,39 +142,44 @@ impl Selection {
             .as_ref()
             .map(|text| keys::find(&store, text, SecretUse::Refused))
             .transpose()?;
-        let gateway = requests
-            .gateway
-            .as_ref()
-            .map(|name| find_gateway(&store, name))
-            .transpose()?;
+        if let Some(name) = &requests.gateway {
+            check_gateway(&store, name)?;
+        }
         Ok(Self {
             store,
-            range,
-            key_id: key.map(|key| key.id),
-            gateway,
+            filter: RowFilter {
+                range,
+                key_id: key.map(|key| key.id),
+                gateway: requests.gateway.clone(),
+                matching: Matching::Anything,
+                cause: None,
+                least_ms: None,
+                most_ms: None,
+            },
         })
     }
 
-    fn filter(&self) -> Filter<'_> {
-        Filter {
-            key_id: self.key_id.as_deref(),
-            gateway: self.gateway.as_deref(),
-        }
+    fn grouped(&self, by: &[Grouping]) -> Result<Vec<UsageRow>, DatabaseError> {
+        let filter = Filter {
+            key_id: self.filter.key_id.as_deref(),
+            gateway: self.filter.gateway.as_deref(),
+        };
+        self.store.ledger.grouped(self.filter.range, filter, by)
     }
 
     /// The range without open ends, to be called after the figures are read, so that it covers all
     /// of them.
     fn period(&self) -> Result<Range, DatabaseError> {
-        self.store.ledger.bounded(self.range, when::now())
+        self.store.ledger.bounded(self.filter.range, when::now())
     }
+}
 
-    /// The first line of a text.
-    fn heading(&self) -> Result<String, DatabaseError> {
-        Ok(match self.period()?.bounds() {
-            [first, last] if first == last => format!("{first} (UTC)\n"),
-            [first, last] if first.ends_with('Z') => format!("{first} to {last}\n"),
-            [first, last] => format!("{first} to {last} (UTC)\n"),
-        })
+/// The first line of a text.
+fn heading(period: Range) -> String {
+    match period.bounds() {
+        [first, last] if first == last => format!("{first} (UTC)\n"),
+        [first, last] if first.ends_with('Z') => format!("{first} to {last}\n"),
+        [first, last] => format!("{first} to {last} (UTC)\n"),
     }
 }
 
@@ -203,47 +190,47 @@ fn report(options: Requests, by: &[Grouping], config: &Config) -> Result<(), Cli
         return Err(CliError::usage(message));
     }
     let selection = Selection::open(&options, config)?;
-    let mut rows = selection
-        .store
-        .ledger
-        .grouped(selection.range, selection.filter(), by)?;
-    let Range { since, until } = selection.period()?;
+    let mut rows = selection.grouped(by)?;
+    let period @ Range { since, until } = selection.period()?;
     let mut sums = Sums::default();
     rows.iter().for_each(|row| sums.add(&row.sums));
     if by.is_empty() {
         rows.clear();
     }
-    if options.json {
-        return print_json(&Report {
-            since,
-            until,
-            sums: &sums,
-            rows: &rows,
-        });
-    }
     let labels: Vec<&str> = by.iter().flat_map(|by| by.labels()).copied().collect();
-    let columns: Vec<&str> = labels.iter().copied().chain(FIGURES).collect();
-    let mut lines: Vec<Vec<String>> = vec![columns.iter().map(ToString::to_string).collect()];
-    lines.extend(rows.iter().map(|row| cells(row, columns.iter().copied())));
-    if options.csv {
-        // Without groups, one line with the sums.
-        lines.extend(by.is_empty().then(|| cells(&sums, columns.iter().copied())));
-        let periods = iter::once(["since".into(), "until".into()])
-            .chain(iter::repeat([since.to_string(), until.to_string()]));
-        let line =
-            |(period, cells): ([String; 2], &Vec<String>)| csv_line(&[&period[..], cells].concat());
-        return print(&periods.zip(&lines).map(line).collect::<String>());
+    let columns = [&labels[..], &FIGURES].concat();
+    if options.json {
+        let sums = &sums;
+        let report = serde_json::to_string(&Report { since, until, sums })
+            .expect("a report should have its JSON");
+        let report = report.trim_end_matches('}');
+        return print(&format!("{report},\n\"rows\":{}}}\n", json_lines(&rows)));
     }
-    print(&selection.heading()?)?;
-    if !by.is_empty() {
-        for figure in lines
-            .iter_mut()
-            .skip(1)
-            .flat_map(|cells| &mut cells[labels.len()..])
-        {
-            *figure = figure.parse().map_or_else(|_| figure.clone(), grouped);
+    if options.csv {
+        let figures = if by.is_empty() {
+            vec![cells(&sums, FIGURES)]
+        } else {
+            let line = |row| cells(row, columns.iter().copied());
+            rows.iter().map(line).collect()
+        };
+        let mut text = csv_line(&[&["since", "until"], &columns[..]].concat());
+        for cells in figures {
+            text += &csv_line(&[vec![since.to_string(), until.to_string()], cells].concat());
         }
-        print(&text_table::lay_out(&lines))?;
+        return print(&text);
+    }
+    print(&heading(period))?;
+    if !by.is_empty() {
+        let figure = |text: String| grouped(text.parse().expect("a figure should be a number"));
+        let line = |row: &UsageRow| {
+            let figures = cells(&row.sums, FIGURES).into_iter().map(figure);
+            let labels = cells(row, labels.iter().copied()).into_iter();
+            labels.chain(figures).collect()
+        };
+        print(&text_table::with_heading(
+            &columns.join(","),
+            rows.iter().map(line),
+        ))?;
     }
     print(&summary(&sums))
 }
@@ -257,62 +244,58 @@ const FIGURES: [&str; 6] = [
     "unmeasured",
 ];
 
+/// The members of a report before its rows.
 #[derive(Serialize)]
-struct Report<'a, R> {
+struct Report<'a> {
     since: i64,
     until: i64,
     #[serde(flatten)]
     sums: &'a Sums,
-    rows: &'a [R],
+}
+
+/// Formats an array with one row per line.
+fn json_lines(rows: &[impl Serialize]) -> String {
+    let row = |row| {
+        let row = serde_json::to_string(row).expect("a row should have its JSON");
+        format!("\n  {row}")
+    };
+    format!("[{}]", rows.iter().map(row).collect::<Vec<_>>().join(","))
 }
 
 fn list(options: Requests, limit: usize, config: &Config) -> Result<(), CliError> {
     let selection = Selection::open(&options, config)?;
     let (rows, is_more) = newest_rows(&selection, limit)?;
-    if options.json {
-        print_json(&rows)?;
+    let text = if options.json {
+        json_lines(&rows) + "\n"
     } else if options.csv {
-        print(
-            &(LedgerRow::csv_heading() + &rows.iter().map(LedgerRow::csv_line).collect::<String>()),
-        )?;
+        LedgerRow::csv_heading() + &rows.iter().map(LedgerRow::csv_line).collect::<String>()
     } else {
-        let heading = "time,request,key,outcome,tokens in,tokens out,total,ms,gateway";
-        print(
-            &(selection.heading()?
-                + &text_table::with_heading(heading, rows.iter().map(list_line))),
-        )?;
-    }
+        let columns = "time,request,key,outcome,tokens in,tokens out,total,ms,gateway";
+        heading(selection.period()?)
+            + &text_table::with_heading(columns, rows.iter().map(list_line))
+    };
+    print(&text)?;
     if is_more {
         eprintln!(
             "There are more than these {}: use --limit, or a shorter range.",
             count(rows.len() as i64, "request")
         );
-    } else {
-        note_removed_rows(&selection, rows.len() as i64)?;
+        return Ok(());
     }
-    Ok(())
+    note_removed_rows(&selection, rows.len() as i64)
 }
 
 /// The newest rows, and true if there are more.
-fn newest_rows(selection: &Selection, limit: usize) -> Result<(Vec<LedgerRow>, bool), CliError> {
-    let filter = RowFilter {
-        range: selection.range,
-        key_id: selection.key_id.clone(),
-        gateway: selection.gateway.clone(),
-        matching: Matching::Anything,
-        cause: None,
-        least_ms: None,
-        most_ms: None,
-    };
+fn newest_rows(
+    Selection { store, filter }: &Selection,
+    limit: usize,
+) -> Result<(Vec<LedgerRow>, bool), CliError> {
     let (mut rows, mut before) = (Vec::new(), None);
     // One more than the limit shows that there are more. A search for a gateway ends after some
     // rows, found or not.
     while rows.len() <= limit {
-        let listing =
-            selection
-                .store
-                .ledger
-                .newest(&filter, before.as_deref(), limit + 1 - rows.len())?;
+        let missing = limit + 1 - rows.len();
+        let listing = store.ledger.newest(filter, before.as_deref(), missing)?;
         rows.extend(listing.rows);
         before = listing.next;
         if before.is_none() {
@@ -351,40 +334,30 @@ fn list_line(row: &LedgerRow) -> Vec<String> {
 
 /// Says on standard error if retention has removed rows of a list.
 fn note_removed_rows(selection: &Selection, listed: i64) -> Result<(), CliError> {
-    let mut requests = 0;
-    let take = |row: RollupRow| requests += row.sums.requests;
-    match selection
-        .store
-        .ledger
-        .figures(Span::Day, selection.range, selection.filter(), take)
-    {
-        Ok(()) if requests <= listed => return Ok(()),
-        Ok(()) => eprint!(
-            "{} of this range",
-            count(requests - listed, "other request")
-        ),
-        Err(DatabaseError::RowsRemoved(_)) => eprint!("Some requests of this range"),
+    let removed = match selection.grouped(&[]) {
+        Ok(rows) => match rows.iter().map(|row| row.sums.requests).sum::<i64>() - listed {
+            ..=0 => return Ok(()),
+            others => format!("{} of this range", count(others, "other request")),
+        },
+        Err(DatabaseError::RowsRemoved(_)) => "Some requests of this range".into(),
         Err(error) => return Err(error.into()),
-    }
-    eprintln!(" have no row any more (usage.retention_days): adriaticum usage has their sums.");
+    };
+    eprintln!(
+        "{removed} have no row any more (usage.retention_days): adriaticum usage has their sums."
+    );
     Ok(())
 }
 
 /// Refuses a misspelt name, which would have no requests. The chain of a moved ledger has an empty
 /// name.
-fn find_gateway(store: &Store, name: &str) -> Result<String, CliError> {
-    match name.is_empty()
-        || store
-            .ledger
-            .gateways()?
-            .iter()
-            .any(|gateway| gateway.name == name)
-    {
-        true => Ok(name.into()),
-        false => Err(CliError::failed(format!(
-            "there is no gateway {name:?}. List the gateways: adriaticum usage --by gateway"
-        ))),
+fn check_gateway(store: &Store, name: &str) -> Result<(), CliError> {
+    let gateways = store.ledger.gateways()?;
+    if name.is_empty() || gateways.iter().any(|gateway| gateway.name == name) {
+        return Ok(());
     }
+    Err(CliError::failed(format!(
+        "there is no gateway {name:?}. List the gateways: adriaticum usage --by gateway"
+    )))
 }
 
 fn show(id: &str, json: bool, config: &Config) -> Result<(), CliError> {
