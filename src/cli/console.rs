@@ -1,6 +1,6 @@
 //! `console password`: sets the operator's password.
 
-use std::io::{self, BufRead, IsTerminal, Write};
+use std::io::{self, IsTerminal, Write};
 
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
@@ -8,8 +8,7 @@ use super::audit::actor;
 use super::error::{CliError, failed};
 use super::open_store::open_with;
 use crate::config::Config;
-use crate::console::session::credentials;
-use crate::console::session::password;
+use crate::console::session::{credentials, password};
 use crate::database::Access;
 
 /// Set the console's password
@@ -26,7 +25,7 @@ pub(super) fn set_password(config: &Config) -> Result<(), CliError> {
     let store = open_with(config, Access::Create)?;
     let text = read_secret("New password for the console: ")?;
     password::check(&text).map_err(CliError::failed)?;
-    if io::stdin().is_terminal() && ask("Repeat it: ")? != text {
+    if io::stdin().is_terminal() && read_secret("Repeat it: ")? != text {
         return Err(CliError::failed(
             "the two passwords differ. Nothing was changed.",
         ));
@@ -40,33 +39,30 @@ pub(super) fn set_password(config: &Config) -> Result<(), CliError> {
 /// Asks on the terminal; reads the first line of standard input if that is none.
 pub(super) fn read_secret(question: &str) -> Result<String, CliError> {
     if io::stdin().is_terminal() {
-        ask(question)
+        ask(question).map_err(failed("the terminal"))
     } else {
-        read_line()
+        read_line().map_err(failed("standard input"))
     }
 }
 
 /// Asks on the terminal, without echo.
-fn ask(question: &str) -> Result<String, CliError> {
+fn ask(question: &str) -> io::Result<String> {
     let input = io::stdin();
-    let visible = tcgetattr(&input).map_err(failed("the terminal"))?;
+    let visible = tcgetattr(&input)?;
     let mut hidden = visible.clone();
     hidden.local_modes.remove(LocalModes::ECHO);
     hidden.local_modes.insert(LocalModes::ECHONL);
     eprint!("{question}");
     let _ = io::stderr().flush();
-    tcsetattr(&input, OptionalActions::Flush, &hidden).map_err(failed("the terminal"))?;
+    tcsetattr(&input, OptionalActions::Flush, &hidden)?;
     let line = read_line();
-    tcsetattr(&input, OptionalActions::Flush, &visible).map_err(failed("the terminal"))?;
+    tcsetattr(&input, OptionalActions::Flush, &visible)?;
     line
 }
 
 /// The first line of standard input, without its line end.
-fn read_line() -> Result<String, CliError> {
+fn read_line() -> io::Result<String> {
     let mut line = String::new();
-    io::stdin()
-        .lock()
-        .read_line(&mut line)
-        .map_err(failed("standard input"))?;
+    io::stdin().read_line(&mut line)?;
     Ok(line.trim_end_matches(['\r', '\n']).to_owned())
 }

@@ -3,8 +3,6 @@
 use std::fmt::{self, Display};
 use std::io;
 
-use rustix::io::Errno;
-
 use crate::config::ConfigError;
 use crate::database::{DatabaseError, LockError};
 use crate::recovery::restore::RestoreError;
@@ -62,12 +60,6 @@ pub trait AccessError {
 impl AccessError for io::Error {
     fn is_denied(&self) -> bool {
         self.kind() == io::ErrorKind::PermissionDenied
-    }
-}
-
-impl AccessError for Errno {
-    fn is_denied(&self) -> bool {
-        *self == Self::ACCESS
     }
 }
 

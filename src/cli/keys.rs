@@ -102,25 +102,23 @@ pub(super) struct Terms {
     budget: Option<OrNone<Budget>>,
 }
 
-/// A value, or the word `none` or `never`.
-#[derive(Clone, Copy)]
-struct OrNone<T>(Option<T>);
+/// A value, or the word `none` or `never`. `clap` would read an `Option<Option<T>>` as an option
+/// whose value may be left out.
+type OrNone<T> = Option<T>;
 
 fn or_none<T>(
     takes: &'static str,
     parse: impl Fn(&str) -> Option<T> + Clone,
 ) -> impl Fn(&str) -> Result<OrNone<T>, String> + Clone {
-    move |text| match text {
-        "none" => Ok(OrNone(None)),
-        text => parse(text)
-            .map(|value| OrNone(Some(value)))
-            .ok_or_else(|| format!("expected {takes}, or none")),
+    move |text| match parse(text) {
+        None if text != "none" => Err(format!("expected {takes}, or none")),
+        value => Ok(value),
     }
 }
 
 fn parse_expiry(text: &str) -> Result<OrNone<i64>, String> {
     if text == "never" {
-        return Ok(OrNone(None));
+        return Ok(None);
     }
     let now = when::now();
     match When::parse(text)
@@ -128,7 +126,7 @@ fn parse_expiry(text: &str) -> Result<OrNone<i64>, String> {
         .expiry(now)
     {
         expires if expires <= now => Err("it is in the past".into()),
-        expires => Ok(OrNone(Some(expires))),
+        expires => Ok(Some(expires)),
     }
 }
 
@@ -149,7 +147,6 @@ impl KeysCommand {
 }
 
 fn create(name: &KeyName, mut terms: Terms, config: &Config) -> Result<(), CliError> {
-    let now = when::now();
     if terms.permissions.is_empty() {
         terms.permissions.push(Permission::Completions);
     }
@@ -158,10 +155,10 @@ fn create(name: &KeyName, mut terms: Terms, config: &Config) -> Result<(), CliEr
     let key = NewKey {
         name,
         permissions: &unique(&terms.permissions),
-        created: now,
-        expires: terms.expires.and_then(|OrNone(expires)| expires),
-        concurrent: terms.concurrent.and_then(|OrNone(concurrent)| concurrent),
-        budget: terms.budget.and_then(|OrNone(budget)| budget),
+        created: when::now(),
+        expires: terms.expires.flatten(),
+        concurrent: terms.concurrent.flatten(),
+        budget: terms.budget.flatten(),
     };
     let id = store.keys.add(&secret, &key, &actor())?;
     print(&(secret + "\n"))?;
@@ -265,13 +262,9 @@ fn set(text: &str, terms: Terms, config: &Config) -> Result<(), CliError> {
         Some(unique(&terms.permissions)).filter(|permissions| !permissions.is_empty());
     let changes: Vec<KeyChange> = [
         permissions.map(KeyChange::Permissions),
-        terms
-            .expires
-            .map(|OrNone(expires)| KeyChange::Expires(expires)),
-        terms
-            .concurrent
-            .map(|OrNone(concurrent)| KeyChange::Concurrent(concurrent)),
-        terms.budget.map(|OrNone(budget)| KeyChange::Budget(budget)),
+        terms.expires.map(KeyChange::Expires),
+        terms.concurrent.map(KeyChange::Concurrent),
+        terms.budget.map(KeyChange::Budget),
     ]
     .into_iter()
     .flatten()
