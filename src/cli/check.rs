@@ -57,18 +57,11 @@ pub(super) fn run(
     })
 }
 
-fn line(
-    Finding {
-        part,
-        status,
-        message,
-        ..
-    }: &Finding,
-) -> String {
-    let word = match status {
+fn line(finding: &Finding) -> String {
+    let word = match finding.status {
         Verdict::Ok => "ok",
         Verdict::Warn => "warn",
         Verdict::Fail => "FAIL",
     };
-    format!("{word:<4}  {part:<13}  {message}\n")
+    format!("{word:<4}  {:<13}  {}\n", finding.part, finding.message)
 }

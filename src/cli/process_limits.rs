@@ -46,17 +46,17 @@ pub(super) fn connections_that_fit(wanted: usize, workers: usize) -> usize {
         return wanted;
     };
     let reserved = workers * FILES_PER_WORKER + OWN_FILES;
-    let room = usize::try_from(most)
+    let capacity = usize::try_from(most)
         .unwrap_or(usize::MAX)
         .saturating_sub(reserved)
         .max(FEWEST_CONNECTIONS);
-    if room < wanted {
+    if capacity < wanted {
         log::warn!(
-            "at most {room} connections instead of {wanted}: the process may open {most} files. \
+            "at most {capacity} connections instead of {wanted}: the process may open {most} files. \
              Raise the limit (LimitNOFILE= in the unit, ulimit -n in a shell) or lower max_connections."
         );
     }
-    room.min(wanted)
+    capacity.min(wanted)
 }
 
 pub(super) fn too_few_threads(error: io::Error) -> CliError {

@@ -140,12 +140,6 @@ fn comparison_lines(present: &Comparison) -> Vec<String> {
 }
 
 fn key_lines(keys: &KeyDifferences) -> Vec<String> {
-    let KeyDifferences {
-        created,
-        revoked,
-        changed,
-        only_in_backup,
-    } = keys;
     let named = |key: &Key| format!("  {} ({})", key.id, key.name);
     let change = |(now, then): &(Key, Key)| {
         let wider = if then.is_wider_than(now) {
@@ -167,28 +161,31 @@ fn key_lines(keys: &KeyDifferences) -> Vec<String> {
         };
         format!("{}: {state}", named(key))
     };
-    let lists: [(&str, Vec<String>); 4] = [
+    let lists = [
         (
             "Created since the backup, so these stop working:",
-            created.iter().map(named).collect(),
+            keys.created.iter().map(named).collect::<Vec<_>>(),
         ),
         (
             "Revoked since the backup, and these stay revoked:",
-            revoked.iter().map(named).collect(),
+            keys.revoked.iter().map(named).collect(),
         ),
         (
             "Changed since the backup, which is undone:",
-            changed.iter().map(change).collect(),
+            keys.changed.iter().map(change).collect(),
         ),
         (
             "Only in the backup:",
-            only_in_backup.iter().map(again).collect(),
+            keys.only_in_backup.iter().map(again).collect(),
         ),
     ];
-    let lists = lists.into_iter().filter(|(_, keys)| !keys.is_empty());
-    let mut lines: Vec<String> = lists
-        .flat_map(|(title, keys)| [vec![title.into()], keys].concat())
-        .collect();
+    let mut lines = Vec::new();
+    for (title, keys) in lists {
+        if !keys.is_empty() {
+            lines.push(title.into());
+            lines.extend(keys);
+        }
+    }
     if lines.is_empty() {
         lines.push("The keys are the same.".into());
     }
@@ -197,13 +194,11 @@ fn key_lines(keys: &KeyDifferences) -> Vec<String> {
 
 fn extent(ledger: &LedgerExtent) -> String {
     let rows = count(ledger.rows, "row");
-    match ledger.newest {
-        Some(newest) => format!(
-            "{rows}, the newest of {}",
-            when::format_minute(Some(newest))
-        ),
-        None => rows,
+    if ledger.newest.is_none() {
+        return rows;
     }
+    let newest = when::format_minute(ledger.newest);
+    format!("{rows}, the newest of {newest}")
 }
 
 /// Formats an error without its advice, which is for a database in use.

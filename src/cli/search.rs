@@ -242,7 +242,7 @@ fn query(index: &Index, words: &str, json: bool) -> Result<(), CliError> {
                     source,
                     text,
                 },
-            )| format!("[{number}] {title} ({source})\n{text}\n"),
+            )| { format!("[{number}] {title} ({source})\n{text}\n") },
         )
         .collect();
     print(&passages.join("\n"))

@@ -38,10 +38,7 @@ use crate::when;
 const LEDGER_TIME: Duration = Duration::from_secs(30);
 
 pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
-    let StartSignals {
-        starting,
-        reload_requested,
-    } = StartSignals::handle().map_err(failed("the signals"))?;
+    let (starting, reload_requested) = handle_start_signals().map_err(failed("the signals"))?;
     let config = Arc::new(Config::load(file.as_deref())?);
     logging::start(config.log_level).map_err(too_few_threads)?;
     log::info!(
@@ -209,28 +206,18 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The signals of a start, which may take minutes. These handlers come before all others, so that
-/// none of those can swallow a signal.
-struct StartSignals {
-    /// Until it is cleared, SIGTERM and SIGINT end the process at once: no request was accepted
-    /// yet.
-    starting: Arc<AtomicBool>,
-    /// SIGHUP, which without a handler would end the process.
-    reload_requested: Arc<AtomicBool>,
-}
-
-impl StartSignals {
-    fn handle() -> io::Result<Self> {
-        let signals = Self {
-            starting: Arc::new(AtomicBool::new(true)),
-            reload_requested: Arc::default(),
-        };
-        flag::register(SIGHUP, Arc::clone(&signals.reload_requested))?;
-        for signal in [SIGTERM, SIGINT] {
-            flag::register_conditional_shutdown(signal, 0, Arc::clone(&signals.starting))?;
-        }
-        Ok(signals)
+/// Handles the signals of a start, which may take minutes: before all other handlers, so that none
+/// of those can swallow a signal. Until the first flag is cleared, SIGTERM and SIGINT end the
+/// process at once, because no request was accepted yet. SIGHUP, which without a handler would end
+/// the process, sets the second.
+fn handle_start_signals() -> io::Result<(Arc<AtomicBool>, Arc<AtomicBool>)> {
+    let starting = Arc::new(AtomicBool::new(true));
+    let reload_requested = Arc::default();
+    flag::register(SIGHUP, Arc::clone(&reload_requested))?;
+    for signal in [SIGTERM, SIGINT] {
+        flag::register_conditional_shutdown(signal, 0, Arc::clone(&starting))?;
     }
+    Ok((starting, reload_requested))
 }
 
 /// The first signal stops the listener, the second ends the process.
@@ -278,27 +265,22 @@ fn status(metrics: &Metrics, Snapshot { workers, queue, .. }: &Snapshot) -> Stri
 /// Reloads the settings that can change while the service runs. An invalid configuration changes
 /// nothing.
 fn reload(file: Option<&Path>, running: &Config, acceptor: Option<&Acceptor>, store: &Store) {
-    let read = Config::load(file)
-        .map_err(CliError::from)
-        .and_then(|config| {
-            let tls = config.tls.as_ref().zip(acceptor);
-            let certificate = tls.map(|(files, acceptor)| {
-                checks::read_certificate(files).map(|certificate| (certificate, acceptor))
-            });
-            Ok((certificate.transpose().map_err(CliError::config)?, config))
-        });
-    let (certificate, config) = match read {
-        Ok(read) => read,
+    let config = match Config::load(file) {
+        Ok(config) => config,
         Err(error) => return log::error!("configuration not reloaded: {error}"),
     };
     let mut applied = Vec::new();
-    if let Some((certificate, acceptor)) = certificate
-        && acceptor.replace_certificate(certificate)
-    {
-        applied.push(format!(
-            "certificate (expires at {})",
-            when::format_minute(acceptor.expires())
-        ));
+    if let (Some(files), Some(acceptor)) = (&config.tls, acceptor) {
+        let certificate = match checks::read_certificate(files) {
+            Ok(certificate) => certificate,
+            Err(error) => return log::error!("configuration not reloaded: {error}"),
+        };
+        if acceptor.replace_certificate(certificate) {
+            applied.push(format!(
+                "certificate (expires at {})",
+                when::format_minute(acceptor.expires())
+            ));
+        }
     }
     let level = log::max_level();
     if level != config.log_level {
@@ -309,23 +291,21 @@ fn reload(file: Option<&Path>, running: &Config, acceptor: Option<&Acceptor>, st
     }
     // The line can be seen if either level includes it.
     log::set_max_level(level.max(config.log_level));
-    let applied = if applied.is_empty() {
-        "nothing changed".into()
-    } else {
-        applied.join(", ")
-    };
-    log::info!("configuration reloaded: {applied}");
+    if applied.is_empty() {
+        applied.push("nothing changed".into());
+    }
+    let mut details = applied.join(", ");
+    log::info!("configuration reloaded: {details}");
     acceptor.inspect(|acceptor| background::warn_about_certificate(acceptor));
     log::set_max_level(config.log_level);
     let differences = running.differences(&config);
-    let mut details = applied;
     if !differences.is_empty() {
         let waiting = format!(
             "changed, but applied only after a restart: {}",
             differences.join(", ")
         );
         log::warn!("{waiting}");
-        details = format!("{details}; {waiting}");
+        details += &format!("; {waiting}");
     }
     if let Err(error) = store.audit.note_reload(&Actor::signal("SIGHUP"), &details) {
         log::error!("the reload could not be recorded in the audit: {error}");

@@ -47,30 +47,26 @@ pub(super) fn run(
 /// Returns the reason why the ledger or the given head can't be trusted. A head that can't be
 /// checked is a failure too, so that a script notices it.
 fn failure(found: &Verification, through: Option<&(HeadStatus, ChainHead)>) -> Option<String> {
+    let rows = found.rows as i64;
     match &found.fault {
         Some(fault @ (Fault::Sums { .. } | Fault::Total { .. })) => {
-            return Some(format!(
-                "nothing wrong in {}, but {fault}.",
-                count(found.rows as i64, "row")
-            ));
+            let rows = count(rows, "row");
+            return Some(format!("nothing wrong in {rows}, but {fault}."));
         }
-        Some(fault) => {
-            return Some(format!(
-                "after {}: {fault}.",
-                count(found.rows as i64, "good row")
-            ));
-        }
+        Some(fault) => return Some(format!("after {}: {fault}.", count(rows, "good row"))),
         None => {}
     }
-    match through? {
-        (HeadStatus::InChain, _) => None,
-        (HeadStatus::Removed, head) => Some(format!(
-            "{head} can't be checked: retention has removed its row and later ones. Note a newer head."
-        )),
-        (HeadStatus::Missing, head) => Some(format!(
-            "{head} is not part of the chain: the chain was replaced by another one, or its newest rows were removed."
-        )),
-    }
+    let (status, head) = through?;
+    let reason = match status {
+        HeadStatus::InChain => return None,
+        HeadStatus::Removed => {
+            "can't be checked: retention has removed its row and later ones. Note a newer head."
+        }
+        HeadStatus::Missing => {
+            "is not part of the chain: the chain was replaced by another one, or its newest rows were removed."
+        }
+    };
+    Some(format!("{head} {reason}"))
 }
 
 fn summary(found: &Verification, through: Option<&(HeadStatus, ChainHead)>) -> String {
