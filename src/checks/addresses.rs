@@ -46,13 +46,8 @@ pub fn reachable(config: &Config, address: &Address) -> Option<String> {
             config.api_hosts.join(", ")
         ));
     }
-    if config.tls.is_none()
-        && !config
-            .trusted_proxies
-            .0
-            .iter()
-            .any(|proxy| *proxy != TrustedProxy::Unix)
-    {
+    let proxies = &config.trusted_proxies.0;
+    if config.tls.is_none() && proxies.iter().all(|proxy| *proxy == TrustedProxy::Unix) {
         message.push(
             "keys and prompts are sent without encryption. Set tls.cert and tls.key, or put a proxy with TLS in front and \
              name it in trusted_proxies"

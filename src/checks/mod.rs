@@ -61,10 +61,8 @@ pub fn database_failed(config: &Config, error: &dyn Display) -> String {
     let unread = config
         .unread_files
         .iter()
-        .find(|(setting, _)| *setting == "database_password_file");
-    let unread = unread
-        .map(|(_, reason)| format!(" {reason}."))
-        .unwrap_or_default();
+        .find(|(setting, _)| *setting == "database_password_file")
+        .map_or(String::new(), |(_, reason)| format!(" {reason}."));
     format!("the database {name}: {error}.{unread} The setting is database (ADRIATICUM_DATABASE).")
 }
 
@@ -212,7 +210,7 @@ pub fn retention_held(before: i64) -> String {
 
 /// Warns about a clock that is this many seconds ahead of the database's. Returns `None` if they
 /// agree.
-pub fn clock_is_off(ahead: f64) -> Option<String> {
+fn clock_is_off(ahead: f64) -> Option<String> {
     let side = if ahead > 0.0 { "ahead of" } else { "behind" };
     (ahead.abs() > DATABASE_CLOCK_SLACK).then(|| {
         format!(
@@ -229,15 +227,16 @@ fn database(config: &Config, checked: Result<(), DatabaseError>) -> Finding {
             is_denied: error.is_denied(),
             ..Finding::fail("database", format!("{name}: {error}"))
         },
-        (Ok(()), Some(path)) => with_room(path, format!("{name}: sound and writable")),
+        (Ok(()), Some(path)) => with_free_space(path, format!("{name}: sound and writable")),
         (Ok(()), None) => Finding::ok("database", format!("{name}: writable")),
     }
 }
 
-fn with_room(path: &Path, message: String) -> Finding {
-    let Some(free) = bytes_free(path) else {
+fn with_free_space(path: &Path, message: String) -> Finding {
+    let Ok(disk) = rustix::fs::statvfs(path) else {
         return Finding::ok("database", message);
     };
+    let free = disk.f_bavail * disk.f_frsize;
     let message = format!(
         "{message}, {} MiB free",
         grouped((free / 1024 / 1024) as i64)
@@ -250,12 +249,6 @@ fn with_room(path: &Path, message: String) -> Finding {
             message + ". Free some space: on a full disk no completion is run",
         )
     }
-}
-
-pub fn bytes_free(path: &Path) -> Option<u64> {
-    rustix::fs::statvfs(path)
-        .ok()
-        .map(|disk| disk.f_bavail * disk.f_frsize)
 }
 
 /// Warns about an index with documents that no completion is grounded in.

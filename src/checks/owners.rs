@@ -34,10 +34,12 @@ impl ServiceUser {
 
     /// Returns true if the file's mode has these bits for the user.
     fn may(&self, file: &Metadata, bits: u32) -> bool {
-        let shift = match () {
-            () if file.uid() == self.uid => 6,
-            () if file.gid() == self.gid => 3,
-            () => 0,
+        let shift = if file.uid() == self.uid {
+            6
+        } else if file.gid() == self.gid {
+            3
+        } else {
+            0
         };
         file.mode() >> shift & bits == bits
     }
