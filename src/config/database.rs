@@ -13,17 +13,17 @@ use crate::secret::Secret;
 
 pub(super) fn read(settings: &mut Settings) -> (DatabaseLocation, Option<PathBuf>) {
     let (mut database, in_file) = settings.value("database", |written| {
-        Ok((parse(written)?, written.file().map(PathBuf::from)))
+        let database = DatabaseLocation::parse(written.text_or_default()?)
+            .map_err(|accepted| written.refuse_for(&accepted))?;
+        Ok((database, written.file().map(PathBuf::from)))
     });
-    let needs_password = !has_password(&database);
-    if !needs_password {
+    let has_password =
+        matches!(&database, DatabaseLocation::Postgres(uri) if uri.password.is_some());
+    if has_password {
         settings.secret_files.extend(in_file);
     }
-    let file = settings.take_file(
-        "database_password_file",
-        "database-password",
-        needs_password,
-    );
+    let name = "database_password_file";
+    let file = settings.take_file(name, "database-password", !has_password);
     let file = file.and_then(|written| settings.accept(read_password(&written, &mut database)));
     settings.secret_files.extend(file.clone());
     if database.file().is_some() {
@@ -31,11 +31,6 @@ pub(super) fn read(settings: &mut Settings) -> (DatabaseLocation, Option<PathBuf
         settings.unread_files.clear();
     }
     (database, file)
-}
-
-fn parse(written: &RawSetting) -> Result<DatabaseLocation, Problem> {
-    DatabaseLocation::parse(written.text_or_default()?)
-        .map_err(|accepted| written.refuse_for(&accepted))
 }
 
 /// Reads the password from its file, and returns the file's path.
@@ -62,10 +57,6 @@ pub fn password_in(path: &Path) -> io::Result<Option<Secret>> {
     let text = files::read_text(path)?;
     let text = text.trim_end_matches(['\r', '\n']);
     Ok((!text.is_empty()).then(|| Secret::new(text)))
-}
-
-fn has_password(database: &DatabaseLocation) -> bool {
-    matches!(database, DatabaseLocation::Postgres(uri) if uri.password.is_some())
 }
 
 pub(super) fn host_name() -> String {

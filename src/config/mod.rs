@@ -173,10 +173,7 @@ impl Config {
     pub fn password_command(&self, is_local: bool) -> String {
         let command = "adriaticum console password";
         let is_usual = env::var_os("ADRIATICUM_DATABASE").is_none()
-            && self
-                .file
-                .as_deref()
-                .is_some_and(|file| file == Path::new(DEFAULT_FILE));
+            && self.file.as_deref() == Some(Path::new(DEFAULT_FILE));
         match (&self.database, &self.file) {
             _ if is_usual || !is_local || !self.console_is_local => command.into(),
             (DatabaseLocation::Sqlite(path), _) => {

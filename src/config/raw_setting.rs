@@ -243,25 +243,16 @@ pub(super) fn read_file(path: &Path) -> Result<(FileSettings, Vec<Problem>), Vec
     let mut add = |name: &str, key: &Spanned<_>, value: &Spanned<DeValue>| {
         let line = line_at(key.span().start);
         if let Some(setting) = reference::find(name) {
-            let (place, found) = (
-                SettingSource::Line(path.to_owned(), line),
-                text[value.span()].to_owned(),
-            );
-            settings.insert(
-                setting.name,
-                RawSetting {
-                    setting,
-                    value: value_of(value.get_ref()),
-                    place,
-                    found,
-                },
-            );
+            let written = RawSetting {
+                setting,
+                value: read_value(value.get_ref()),
+                place: SettingSource::Line(path.to_owned(), line),
+                found: text[value.span()].to_owned(),
+            };
+            settings.insert(setting.name, written);
         } else if reference::is_table(name) {
-            problems.push(problem_in(
-                path,
-                line,
-                &format!("{name}: expected a table: [{name}]."),
-            ));
+            let message = format!("{name}: expected a table: [{name}].");
+            problems.push(problem_in(path, line, &message));
         } else {
             let repeated = shortened(name, MAX_REPEATED);
             let message = format!("{repeated}: there is no such setting. {}", advice(name));
@@ -272,11 +263,8 @@ pub(super) fn read_file(path: &Path) -> Result<(FileSettings, Vec<Problem>), Vec
         match value.get_ref() {
             DeValue::Table(members) if reference::is_table(key.get_ref()) => {
                 for (member, value) in members {
-                    add(
-                        &format!("{}.{}", key.get_ref(), member.get_ref()),
-                        member,
-                        value,
-                    );
+                    let name = format!("{}.{}", key.get_ref(), member.get_ref());
+                    add(&name, member, value);
                 }
             }
             _ => add(key.get_ref(), key, value),
@@ -285,7 +273,7 @@ pub(super) fn read_file(path: &Path) -> Result<(FileSettings, Vec<Problem>), Vec
     Ok((settings, problems))
 }
 
-fn value_of(value: &DeValue) -> SettingValue {
+fn read_value(value: &DeValue) -> SettingValue {
     let text = |value: &Spanned<DeValue>| value.get_ref().as_str().map(str::to_owned);
     let found = match value {
         DeValue::String(text) => Some(SettingValue::Text(text.to_string())),

@@ -76,37 +76,37 @@ pub(super) fn base_address(url: &str) -> Option<String> {
 
 fn api_key(settings: &mut Settings) -> Option<Secret> {
     let set = settings.take("runtime.api_key");
-    let key = set
-        .as_ref()
-        .and_then(|set| settings.accept(secret(set, set.text().map(str::to_owned)))?);
-    let file = settings.take_file("runtime.api_key_file", KEY_FILE, key.is_none());
-    let in_file = file
-        .as_ref()
-        .and_then(|file| settings.accept(secret(file, read_key_file(file)))?);
+    let key = set.as_ref().and_then(|set| {
+        let key = set.text().and_then(|text| secret(set, text));
+        settings.accept(key)?
+    });
     if key.is_some() {
         settings
             .secret_files
             .extend(set.and_then(|set| set.file().map(PathBuf::from)));
     }
-    if let Some(file) = file {
-        settings.secret_files.extend(file.text().map(PathBuf::from));
-        if key.is_some() && in_file.is_some() {
-            settings
-                .problems
-                .push(file.refuse_for("no file, because runtime.api_key is set too"));
-        }
-    }
+    let Some(file) = settings.take_file("runtime.api_key_file", KEY_FILE, key.is_none()) else {
+        return key;
+    };
+    settings.secret_files.extend(file.text().map(PathBuf::from));
     // The packaged service always has a file, which is empty if the runtime needs no key.
+    let in_file = settings.accept(read_key_file(&file)).flatten();
+    if key.is_some() && in_file.is_some() {
+        settings
+            .problems
+            .push(file.refuse_for("no file, because runtime.api_key is set too"));
+    }
     key.or(in_file)
 }
 
-fn read_key_file(file: &RawSetting) -> Result<String, Problem> {
-    files::read_text(Path::new(file.text()?)).map_err(|error| file.refuse_file(&error))
+fn read_key_file(file: &RawSetting) -> Result<Option<Secret>, Problem> {
+    let text =
+        files::read_text(Path::new(file.text()?)).map_err(|error| file.refuse_file(&error))?;
+    secret(file, &text)
 }
 
 /// Returns a key without the white space around it; `None` if nothing is left.
-fn secret(written: &RawSetting, text: Result<String, Problem>) -> Result<Option<Secret>, Problem> {
-    let text = text?;
+fn secret(written: &RawSetting, text: &str) -> Result<Option<Secret>, Problem> {
     let text = text.trim();
     if !text.bytes().all(|b| b.is_ascii_graphic()) {
         return Err(written.refuse());
