@@ -35,11 +35,8 @@ pub fn grouped(number: i64) -> String {
 
 /// Formats a number of things: "1 request", "2,000 requests".
 pub fn count(number: i64, what: &str) -> String {
-    format!(
-        "{} {what}{}",
-        grouped(number),
-        if number == 1 { "" } else { "s" }
-    )
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{} {what}{plural}", grouped(number))
 }
 
 /// Returns the candidate that a misspelt word probably means: a third of its letters may be wrong.
@@ -76,15 +73,15 @@ pub fn is_unprintable(c: char) -> bool {
 /// Escapes what a terminal would execute or not show, in a text that another program sent:
 /// `\u{1b}`.
 pub fn escaped(text: &str) -> String {
-    text.chars()
-        .fold(String::with_capacity(text.len()), |mut escaped, c| {
-            if is_unprintable(c) {
-                escaped.extend(c.escape_unicode())
-            } else {
-                escaped.push(c)
-            }
-            escaped
-        })
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        if is_unprintable(c) {
+            escaped.extend(c.escape_unicode());
+        } else {
+            escaped.push(c);
+        }
+    }
+    escaped
 }
 
 /// Quotes a word of a command for the shell, if it needs that.

@@ -1,22 +1,19 @@
 //! The names of users and groups.
 
 use std::fs;
-use std::path::Path;
 
 /// Returns the name of a user, or the number if /etc/passwd does not have it.
 pub fn user_name(uid: u32) -> String {
-    name(uid, Path::new("/etc/passwd"))
+    name(uid, "/etc/passwd")
 }
 
 pub fn group_name(gid: u32) -> String {
-    name(gid, Path::new("/etc/group"))
+    name(gid, "/etc/group")
 }
 
-fn name(id: u32, file: &Path) -> String {
-    find_name(
-        &id.to_string(),
-        &fs::read_to_string(file).unwrap_or_default(),
-    )
+fn name(id: u32, file: &str) -> String {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    find_name(&id.to_string(), &text)
 }
 
 /// Both files have the name in the first field and the number in the third.

@@ -55,24 +55,16 @@ impl When {
         if let Some((seconds, offset)) = clock(text) {
             return Some(Self::Today(seconds, offset));
         }
-        let unit = text.chars().last()?;
-        let seconds = match unit {
-            's' => 1,
-            'm' => 60,
-            'h' => HOUR,
-            'd' => DAY,
-            _ => return None,
-        };
-        let digits = &text[..text.len() - 1];
-        if !digits.bytes().all(|b| b.is_ascii_digit()) {
+        let (digits, seconds) = [('s', 1), ('m', 60), ('h', HOUR), ('d', DAY)]
+            .into_iter()
+            .find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, seconds)))?;
+        let is_number = digits.bytes().all(|b| b.is_ascii_digit());
+        let number: i64 = digits.parse().ok().filter(|_| is_number)?;
+        // At most about a hundred years.
+        if !(1..=3_200_000_000 / seconds).contains(&number) {
             return None;
         }
-        // At most about a hundred years.
-        let number = digits
-            .parse::<i64>()
-            .ok()
-            .filter(|&number| number > 0 && number <= 3_200_000_000 / seconds)?;
-        Some(if unit == 'd' {
+        Some(if seconds == DAY {
             Self::Days(number)
         } else {
             Self::Seconds(number * seconds)
