@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use self::readiness::Readiness;
-use self::task::{StopSignal, Task, TaskStep};
+use self::task::{OnReplaced, StopSignal, Task, TaskStep};
 use crate::checks;
 use crate::database::DatabaseError;
 use crate::database::postgres::session_lock::SessionLock;
@@ -47,8 +47,7 @@ const REMOVAL_PAUSE: u32 = 4;
 pub struct Background(Vec<Task>);
 
 impl Background {
-    /// Starts the tasks; fails if the system does not allow another thread. They call `replaced` if
-    /// another process serves in the place of this one, which can't write then.
+    /// Starts the tasks; fails if the system does not allow another thread.
     pub fn start(
         store: &Arc<Store>,
         readiness: &Arc<Readiness>,
@@ -58,7 +57,7 @@ impl Background {
         lock: ServeLock,
         replaced: impl Fn(&DatabaseError) + Send + Sync + 'static,
     ) -> io::Result<Self> {
-        let replaced = Arc::new(replaced);
+        let replaced: OnReplaced = Arc::new(replaced);
         let mut tasks = vec![readiness::watch(
             Arc::clone(readiness),
             Arc::clone(&replaced),
@@ -91,7 +90,7 @@ fn certificate(acceptor: Arc<Acceptor>) -> io::Result<Task> {
 }
 
 pub fn warn_about_certificate(acceptor: &Acceptor) {
-    if let Some(warning) = checks::certificate_warning(&acceptor.certificate(), when::now()) {
+    if let Some(warning) = checks::certificate_warning(&acceptor.certificate()) {
         log::warn!("{warning}");
     }
 }
@@ -109,11 +108,7 @@ fn probes(runtimes: Arc<Runtimes>) -> io::Result<Task> {
 }
 
 /// Updates the gateway's heartbeat.
-fn presence(
-    store: Arc<Store>,
-    mut lock: SessionLock,
-    replaced: Arc<impl Fn(&DatabaseError) + Send + Sync + 'static>,
-) -> io::Result<Task> {
+fn presence(store: Arc<Store>, mut lock: SessionLock, replaced: OnReplaced) -> io::Result<Task> {
     Task::start("presence", move |stop| {
         let keep = TaskStep::new("presence", || match store.ledger.keep_presence(&mut lock) {
             Err(error) if error.is_replaced() => {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::task::{Task, TaskStep};
+use super::task::{OnReplaced, Task, TaskStep};
 use crate::database::DatabaseError;
 use crate::store::Store;
 use crate::when;
@@ -41,12 +41,8 @@ impl Readiness {
     }
 }
 
-/// Makes the test writes, and writes the failed sign-ins that are due. Calls `replaced` if another
-/// process serves in the place of this one.
-pub(super) fn watch(
-    readiness: Arc<Readiness>,
-    replaced: Arc<impl Fn(&DatabaseError) + Send + Sync + 'static>,
-) -> io::Result<Task> {
+/// Makes the test writes, and writes the failed sign-ins that are due.
+pub(super) fn watch(readiness: Arc<Readiness>, replaced: OnReplaced) -> io::Result<Task> {
     Task::start("readiness", move |stop| {
         let store = &readiness.store;
         let mut looked = Instant::now();

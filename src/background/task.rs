@@ -3,6 +3,7 @@
 use std::io;
 use std::mem;
 use std::panic::{self, AssertUnwindSafe};
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -11,6 +12,9 @@ use crate::database::DatabaseError;
 
 /// The pause after a round that panicked.
 const PANIC_PAUSE: Duration = Duration::from_secs(5);
+
+/// Called if another process serves in the place of this one, which can't write then.
+pub(super) type OnReplaced = Arc<dyn Fn(&DatabaseError) + Send + Sync>;
 
 /// A thread that stops when the value is dropped.
 pub(super) struct Task {
