@@ -119,8 +119,6 @@ impl Range {
         until: i64::MAX,
     };
 
-    pub const MONTH_TAKES: &str = "a month as YYYY-MM, or last";
-
     /// The range between two times, of which one or both may be open.
     pub fn between(since: Option<When>, until: Option<When>, now: i64) -> Self {
         Self {
@@ -163,8 +161,7 @@ impl Range {
     pub fn bounds(self) -> [String; 2] {
         let Self { since, until } = self;
         if since % DAY == 0 && until % DAY == 0 {
-            return [since, until - 1]
-                .map(|time| iso(time).unwrap_or_default().chars().take(10).collect());
+            return [since, until - 1].map(|time| format(time, DATE).unwrap_or_default());
         }
         [since, until].map(|time| iso(time).unwrap_or_default().replace(":00Z", "Z"))
     }

@@ -13,18 +13,16 @@ const RENEWAL_DAYS: i64 = 10;
 pub fn check(files: &TlsFiles) -> Finding {
     match read_certificate(files) {
         Err(message) => Finding::fail("tls", message),
-        Ok(certificate) => match certificate.validity() {
-            None => Finding::ok("tls", "the certificate and its key match"),
-            Some(validity) => judge(validity, when::now()),
-        },
+        Ok(certificate) => judge_certificate(&certificate, when::now())
+            .unwrap_or_else(|| Finding::ok("tls", "the certificate and its key match")),
     }
 }
 
 /// Warns about a certificate that clients refuse, or will soon. A start, a reload and a running
 /// service accept it all the same: without it no client could connect, and a client may be
 /// configured to ignore it.
-pub fn certificate_warning(certificate: &Certificate, now: i64) -> Option<String> {
-    let finding = judge_certificate(certificate, now)?;
+pub fn certificate_warning(certificate: &Certificate) -> Option<String> {
+    let finding = judge_certificate(certificate, when::now())?;
     (finding.status != Verdict::Ok)
         .then(|| format!("tls.cert = {:?}: {}", certificate.path, finding.message))
 }

@@ -29,11 +29,9 @@ pub fn check(config: &Config) -> Vec<Finding> {
         .runtime
         .urls
         .iter()
-        .filter_map(|url| {
-            Some(Finding {
-                runtime: Some(url.clone()),
-                ..try_runtime(url, config)?
-            })
+        .map(|url| Finding {
+            runtime: Some(url.clone()),
+            ..try_runtime(url, config)
         })
         .collect();
     if findings.is_empty() {
@@ -54,7 +52,7 @@ pub fn not_configured() -> Finding {
     Finding::fail("runtime", message)
 }
 
-fn try_runtime(url: &str, config: &Config) -> Option<Finding> {
+fn try_runtime(url: &str, config: &Config) -> Finding {
     let runtime = Runtimes::new(
         &RuntimeConfig {
             urls: vec![url.to_owned()],
@@ -62,7 +60,8 @@ fn try_runtime(url: &str, config: &Config) -> Option<Finding> {
         },
         1,
         config.worker_share(),
-    )?;
+    )
+    .expect("it has an address");
     let about = probe(url, &config.runtime, PROBE_TIME).unwrap_or_default();
     let chat = Chat {
         messages: vec![ChatMessage {
@@ -73,7 +72,7 @@ fn try_runtime(url: &str, config: &Config) -> Option<Finding> {
         max_tokens: 1,
     };
     let asked = Instant::now();
-    Some(match runtime.check(&chat) {
+    match runtime.check(&chat) {
         Ok(generated) => {
             let mut message = format!("{url}: answers in {} ms", asked.elapsed().as_millis());
             if let Some(context) = about.context {
@@ -97,7 +96,7 @@ fn try_runtime(url: &str, config: &Config) -> Option<Finding> {
             }
             Finding::fail("runtime", message)
         }
-    })
+    }
 }
 
 /// Runtimes that listen on this host's usual ports and are not used.

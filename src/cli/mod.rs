@@ -115,7 +115,7 @@ pub fn main() -> ExitCode {
     } else {
         String::new()
     };
-    logging::print_error(format_args!("adriaticum: {error}{as_root}"));
+    logging::print_error(&format!("adriaticum: {error}{as_root}"));
     ExitCode::from(error.code)
 }
 
@@ -180,7 +180,7 @@ fn print_parse_error(mut error: clap::Error) -> ExitCode {
     let text = text
         .strip_prefix("error: ")
         .map_or(text.clone(), |message| format!("adriaticum: {message}"));
-    logging::print_error(format_args!("{}", text.trim_end()));
+    logging::print_error(text.trim_end());
     ExitCode::from(2)
 }
 

@@ -70,14 +70,10 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
     let sockets = sockets(&config)?;
     let mut store = open_with(&config, Access::Serve)?;
     store.check_lock(&lock)?;
-    let addresses: Vec<Address> = sockets
-        .iter()
-        .map(|socket| socket.address.clone())
-        .collect();
     let scheme = if acceptor.is_some() { "https" } else { "http" };
-    let urls: Vec<String> = addresses
+    let urls: Vec<String> = sockets
         .iter()
-        .map(|address| format_address(address, scheme))
+        .map(|socket| format_address(&socket.address, scheme))
         .collect();
     store.ledger.join(&config.gateway, &urls.join(" "))?;
     let store = Arc::new(store);
@@ -101,12 +97,12 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
         "buffer_limit: at most {} bytes for all requests together",
         config.buffer_limit
     );
-    for (address, url) in addresses.iter().zip(urls) {
+    for (socket, url) in sockets.iter().zip(urls) {
         log::info!("listening on {url}");
-        if let Some(warning) = checks::reachable(&config, address) {
+        if let Some(warning) = checks::reachable(&config, &socket.address) {
             log::warn!("{warning}");
         }
-        if let (Address::Tcp(address), Some(host)) = (address, &config.console_host) {
+        if let (Address::Tcp(address), Some(host)) = (&socket.address, &config.console_host) {
             log::info!("console at {scheme}://{host}:{}/", address.port());
         }
     }

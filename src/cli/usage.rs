@@ -47,7 +47,7 @@ struct Requests {
     until: Option<When>,
     /// Only requests of a calendar month, UTC: 2026-10, or last for the one before this month
     #[arg(long, conflicts_with_all = ["since", "until"],
-        value_parser = expecting(Range::MONTH_TAKES, |text| Range::parse_month(text, when::now())))]
+        value_parser = expecting("a month as YYYY-MM, or last", |text| Range::parse_month(text, when::now())))]
     month: Option<Range>,
     /// Only requests of this key: its id, or its name if no other key has it
     #[arg(long)]
@@ -72,7 +72,7 @@ enum UsageCommand {
         #[command(flatten)]
         requests: Requests,
         /// Print at most so many, up to 100000
-        #[arg(long, value_name = "N", default_value = "100", value_parser = expecting(LIMIT_TAKES, parse_limit))]
+        #[arg(long, value_name = "N", default_value = "100", value_parser = expecting("a number from 1 to 100000", parse_limit))]
         limit: usize,
     },
     /// Show one request
@@ -111,9 +111,7 @@ impl UsageOptions {
     }
 }
 
-/// All of them are in memory.
-const LIMIT_TAKES: &str = "a number from 1 to 100000";
-
+/// Bounded because all of the rows are in memory.
 fn parse_limit(text: &str) -> Option<usize> {
     text.parse()
         .ok()

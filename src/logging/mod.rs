@@ -9,7 +9,6 @@ mod refusal_lines;
 
 use std::cell::RefCell;
 use std::env;
-use std::fmt;
 use std::io::{self, Write};
 use std::net::IpAddr;
 use std::panic;
@@ -67,14 +66,13 @@ pub fn start(level: LevelFilter) -> io::Result<()> {
 }
 
 /// Writes why a command failed, whether or not the log was started.
-pub fn print_error(message: fmt::Arguments) {
+pub fn print_error(message: &str) {
     let mark = if is_journal() {
         priority(Level::Error)
     } else {
         ""
     };
     let lines: String = message
-        .to_string()
         .lines()
         .map(|line| format!("{mark}{line}\n"))
         .collect();
