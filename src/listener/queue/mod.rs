@@ -1,20 +1,16 @@
 //! The queue before a group of threads: bounded, with a lane for each key, served round robin.
 
-use std::collections::{HashMap, VecDeque};
+mod job;
+mod lanes;
+
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::PendingRequest;
-use crate::http::response::{BodyStream, ConnectionHeader};
+pub(super) use self::job::{Job, LaneName, Work};
+pub(super) use self::lanes::{CACHED, Capacity};
+
+use self::lanes::{LaneState, QueueState};
 use crate::mutex::lock;
-use crate::network::ClientNetwork;
-
-/// The lanes, networks and credentials that are kept without a request: unknown clients can't use
-/// up the memory.
-pub(super) const CACHED: usize = 1024;
-
-/// A lane's name; `None` is the lane that all unknown clients share.
-pub(super) type LaneName = Option<Arc<str>>;
 
 /// The lane of a key, once it was looked up.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,96 +34,10 @@ pub struct LaneLoad {
     pub longest_wait: Option<Duration>,
 }
 
-/// The work of a thread for one connection.
-pub(super) struct Job {
-    pub connection: usize,
-    pub lane: LaneName,
-    pub work: Work,
-}
-
-pub(super) enum Work {
-    /// Answers a complete request.
-    Answer(Box<PendingRequest>),
-    /// Makes the next piece of a long response.
-    Piece(Box<dyn BodyStream>, ConnectionHeader),
-}
-
-impl Job {
-    pub fn pending(&self) -> Option<&PendingRequest> {
-        match &self.work {
-            Work::Answer(pending) => Some(pending),
-            Work::Piece(..) => None,
-        }
-    }
-
-    pub fn is_exclusive(&self) -> bool {
-        self.pending()
-            .is_some_and(|pending| pending.admission.exclusive)
-    }
-
-    fn origin(&self) -> Option<ClientNetwork> {
-        self.pending()?.admission.origin
-    }
-
-    /// A piece of a response that has begun is never shed, and nothing is shed for it.
-    fn can_be_shed(&self) -> bool {
-        self.pending().is_some()
-    }
-
-    /// The memory of its request.
-    pub fn bytes(&self) -> usize {
-        self.pending()
-            .map_or(0, |pending| pending.request.held_bytes())
-    }
-}
-
 pub(super) struct FairQueue {
-    capacity: Capacity,
     state: Mutex<QueueState>,
     /// There is a request that a thread may take.
     eligible: Condvar,
-}
-
-/// The limits of a queue.
-#[derive(Clone, Copy)]
-pub(super) struct Capacity {
-    pub threads: usize,
-    /// Requests that may wait, beside those that a free thread takes at once.
-    pub waiting: usize,
-    /// Requests of unknown clients among these.
-    pub unknown: usize,
-    /// A key may have a limit.
-    pub has_limits: bool,
-}
-
-#[derive(Default)]
-struct QueueState {
-    lanes: HashMap<LaneName, LaneState>,
-    /// The lanes with waiting requests, in the order of their turns.
-    turns: VecDeque<LaneName>,
-    waiting: usize,
-    running: usize,
-    exclusive_runs: bool,
-    /// Threads that wait for a request.
-    idle: usize,
-    is_closed: bool,
-    /// The number of requests that each unknown client has sent.
-    origins: HashMap<ClientNetwork, u64>,
-}
-
-#[derive(Default)]
-struct LaneState {
-    waiting: VecDeque<Job>,
-    running: usize,
-    /// The memory of its requests, of those that run too.
-    bytes: usize,
-    limit: Option<u32>,
-    /// The limit was read while the lane had requests. Until it is, one request runs alone: the
-    /// limit may have been changed.
-    is_limit_read: bool,
-    shed: u64,
-    /// It had a request since the last call of [`FairQueue::take_used_lanes`].
-    is_used: bool,
 }
 
 /// A lane from which a request can be shed if memory is short.
@@ -140,15 +50,9 @@ pub(super) struct HeavyLane<'a> {
 }
 
 impl HeavyLane<'_> {
-    /// Sheds a request, unless a thread has just taken the last one: the newest, or that of the
-    /// unknown client that sent most.
+    /// Sheds a request, unless a thread has just taken the last one.
     pub fn shed(&self) -> Option<Job> {
-        let mut state = lock(&self.queue.state);
-        if self.name.is_some() {
-            state.shed_newest(&self.name)
-        } else {
-            state.shed_unknown()
-        }
+        lock(&self.queue.state).shed(&self.name)
     }
 }
 
@@ -161,8 +65,7 @@ pub(super) enum TakeError {
 impl FairQueue {
     pub fn new(capacity: Capacity) -> Self {
         Self {
-            capacity,
-            state: Mutex::default(),
+            state: Mutex::new(QueueState::new(capacity)),
             eligible: Condvar::new(),
         }
     }
@@ -171,29 +74,7 @@ impl FairQueue {
     /// with the most waiting.
     pub fn push(&self, job: Job) -> Option<Job> {
         let mut state = lock(&self.state);
-        let (name, is_request) = (job.lane.clone(), job.can_be_shed());
-        state.count_origin(job.origin().filter(|_| name.is_none()));
-        let lane = state.lane(&name);
-        lane.bytes += job.bytes();
-        lane.waiting.push_back(job);
-        lane.is_used = true;
-        state.waiting += 1;
-        if !state.turns.contains(&name) {
-            state.turns.push_back(name.clone());
-        }
-        let free = self.capacity.threads.saturating_sub(state.running);
-        let are_unknown_full =
-            name.is_none() && state.lane(&None).waiting.len() > self.capacity.unknown + free;
-        let is_full = state.waiting - self.eligible(&state, true).min(free) > self.capacity.waiting;
-        let shed = if are_unknown_full {
-            state.shed_unknown()
-        } else if is_full && is_request {
-            state
-                .longest_lane(&name)
-                .and_then(|longest| state.shed_newest(&longest))
-        } else {
-            None
-        };
+        let shed = state.push(job);
         self.wake(&state);
         shed
     }
@@ -209,7 +90,7 @@ impl FairQueue {
             if left.is_zero() {
                 return Err(TakeError::Timeout);
             }
-            if let Some(taken) = self.take_next(&mut state) {
+            if let Some(taken) = state.take_next() {
                 return Ok(taken);
             }
             if state.is_closed {
@@ -247,12 +128,7 @@ impl FairQueue {
     /// Counts a request of this many bytes as finished.
     pub fn finish(&self, name: &LaneName, is_exclusive: bool, bytes: usize) {
         let mut state = lock(&self.state);
-        state.exclusive_runs &= !is_exclusive;
-        state.running -= 1;
-        let lane = state.lane(name);
-        lane.running -= 1;
-        lane.bytes -= bytes;
-        state.settle_lane(name);
+        state.finish(name, is_exclusive, bytes);
         // This thread takes the next request, unless it pauses first.
         self.wake(&state);
     }
@@ -279,18 +155,16 @@ impl FairQueue {
     /// The lanes that hold more than `own` bytes and have a request that can be shed.
     pub fn heavier_lanes(&self, own: usize) -> Vec<HeavyLane<'_>> {
         let state = lock(&self.state);
-        let is_heavier = |name: &&LaneName| state.lanes[*name].bytes > own && state.can_shed(name);
         let measure = |name: &LaneName| {
             let lane = &state.lanes[name];
-            let waiting = lane.waiting.iter().map(Job::bytes).sum();
-            HeavyLane {
+            (lane.bytes > own && lane.can_shed()).then(|| HeavyLane {
                 queue: self,
                 name: name.clone(),
                 bytes: lane.bytes,
-                waiting,
-            }
+                waiting: lane.waiting.iter().map(Job::bytes).sum(),
+            })
         };
-        state.turns.iter().filter(is_heavier).map(measure).collect()
+        state.turns.iter().filter_map(measure).collect()
     }
 
     /// Ends the threads. No request may wait or come any more.
@@ -309,19 +183,17 @@ impl FairQueue {
     pub fn lanes(&self) -> Vec<LaneLoad> {
         let state = lock(&self.state);
         let report = |(name, lane): (&LaneName, &LaneState)| {
+            if lane.is_unused() && lane.shed == 0 {
+                return None;
+            }
+            let oldest = lane.waiting.front().and_then(Job::pending);
             Some(LaneLoad {
-                name: name
-                    .clone()
-                    .filter(|_| !lane.is_unused() || lane.shed > 0)?,
+                name: name.clone()?,
                 waiting: lane.waiting.len(),
                 running: lane.running,
                 limit: lane.limit,
                 shed: lane.shed,
-                longest_wait: lane
-                    .waiting
-                    .front()
-                    .and_then(Job::pending)
-                    .map(|pending| pending.received.elapsed()),
+                longest_wait: oldest.map(|pending| pending.received.elapsed()),
             })
         };
         state.lanes.iter().filter_map(report).collect()
@@ -329,148 +201,22 @@ impl FairQueue {
 
     /// Wakes the threads that have something to do now: waking none costs a system call too.
     fn wake(&self, state: &QueueState) {
-        for _ in 0..state.idle.min(self.eligible(state, false)) {
+        for _ in 0..state.idle.min(state.eligible(false)) {
             self.eligible.notify_one();
-        }
-    }
-
-    /// Returns how many requests could run now; if `soon`, as if all limits had just been read.
-    fn eligible(&self, state: &QueueState, soon: bool) -> usize {
-        let eligible = |name| self.eligible_in_lane(state, name, soon);
-        state.turns.iter().map(eligible).sum()
-    }
-
-    /// Returns how many requests of a lane could run now. It may be fewer: of several exclusive
-    /// requests only one can.
-    fn eligible_in_lane(&self, state: &QueueState, name: &LaneName, soon: bool) -> usize {
-        let lane = &state.lanes[name];
-        if state.exclusive_runs && lane.waiting.front().is_some_and(Job::is_exclusive) {
-            return 0;
-        }
-        let is_limit_good = soon || lane.is_limit_read || !self.capacity.has_limits;
-        let limit = if is_limit_good { lane.limit } else { Some(1) };
-        let left = limit.map_or(usize::MAX, |limit| {
-            (limit as usize).saturating_sub(lane.running)
-        });
-        lane.waiting.len().min(left)
-    }
-
-    fn take_next(&self, state: &mut QueueState) -> Option<Job> {
-        let turn = state
-            .turns
-            .iter()
-            .position(|name| self.eligible_in_lane(state, name, false) > 0)?;
-        let name = state
-            .turns
-            .remove(turn)
-            .expect("the position was just found");
-        let lane = state.lane(&name);
-        let job = lane
-            .waiting
-            .pop_front()
-            .expect("a lane with a turn has requests");
-        lane.running += 1;
-        if !lane.waiting.is_empty() {
-            state.turns.push_back(name);
-        }
-        state.waiting -= 1;
-        state.running += 1;
-        state.exclusive_runs |= job.is_exclusive();
-        Some(job)
-    }
-}
-
-impl LaneState {
-    fn is_unused(&self) -> bool {
-        self.waiting.is_empty() && self.running == 0
-    }
-}
-
-impl QueueState {
-    /// A lane stays when it is not used, as long as there are not too many.
-    fn lane(&mut self, name: &LaneName) -> &mut LaneState {
-        if self.lanes.len() > CACHED && !self.lanes.contains_key(name) {
-            self.lanes.retain(|_, lane| !lane.is_unused());
-        }
-        self.lanes.entry(name.clone()).or_default()
-    }
-
-    /// The lane with the most waiting, of those whose newest request can be shed: of several, that
-    /// of the newcomer.
-    fn longest_lane(&self, newcomer: &LaneName) -> Option<LaneName> {
-        let length = |name: &&LaneName| (self.lanes[*name].waiting.len(), *name == newcomer);
-        self.turns
-            .iter()
-            .filter(|name| self.can_shed(name))
-            .max_by_key(length)
-            .cloned()
-    }
-
-    fn can_shed(&self, name: &LaneName) -> bool {
-        self.lanes[name]
-            .waiting
-            .back()
-            .is_some_and(Job::can_be_shed)
-    }
-
-    fn remove(&mut self, name: &LaneName, place: usize) -> Option<Job> {
-        let lane = self.lane(name);
-        let removed = lane.waiting.remove(place)?;
-        lane.bytes -= removed.bytes();
-        self.waiting -= 1;
-        self.settle_lane(name);
-        Some(removed)
-    }
-
-    fn shed_newest(&mut self, name: &LaneName) -> Option<Job> {
-        let lane = self.lane(name);
-        lane.shed += 1;
-        let newest = lane.waiting.len().checked_sub(1)?;
-        self.remove(name, newest)
-    }
-
-    fn count_origin(&mut self, origin: Option<ClientNetwork>) {
-        let Some(origin) = origin else { return };
-        if self.origins.len() >= CACHED && !self.origins.contains_key(&origin) {
-            // A client that floods is soon ahead of the others again.
-            self.origins.clear();
-        }
-        *self.origins.entry(origin).or_default() += 1;
-    }
-
-    /// Sheds the newest request of the unknown client that sent most. Ties: the newest.
-    fn shed_unknown(&mut self) -> Option<Job> {
-        let lane = self.lanes.get_mut(&None)?;
-        lane.shed += 1;
-        let sent = |job: &Job| job.origin().and_then(|origin| self.origins.get(&origin));
-        let (place, _) = lane
-            .waiting
-            .iter()
-            .enumerate()
-            .max_by_key(|(_, job)| sent(job))?;
-        self.remove(&None, place)
-    }
-
-    /// Takes the turn of a lane if nothing waits in it. If nothing runs, its limit has to be read
-    /// again.
-    fn settle_lane(&mut self, name: &LaneName) {
-        let lane = self.lane(name);
-        lane.is_limit_read &= lane.running > 0;
-        if lane.waiting.is_empty() {
-            self.turns.retain(|other| other != name);
         }
     }
 }
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::collections::HashMap;
     use std::net::IpAddr;
     use std::thread;
 
     use super::*;
-    use crate::http::response::BodyStreamError;
+    use crate::http::response::{BodyStream, BodyStreamError, ConnectionHeader};
     use crate::http::{ClientInfo, Request, RequestHead};
-    use crate::listener::{Admission, Destination};
+    use crate::listener::{Admission, Destination, PendingRequest};
 
     struct NoPieces;
 
@@ -559,9 +305,9 @@ pub(super) mod tests {
 
         /// Lets a free thread take a request, if there are both.
         fn run_next(&mut self) -> bool {
-            let is_free = self.running.len() < self.queue.capacity.threads;
+            let is_free = self.running.len() < lock(&self.queue.state).capacity.threads;
             let taken = is_free
-                .then(|| self.queue.take_next(&mut lock(&self.queue.state)))
+                .then(|| lock(&self.queue.state).take_next())
                 .flatten();
             let is_taken = taken.is_some();
             self.running.extend(taken);
@@ -928,9 +674,9 @@ pub(super) mod tests {
                 };
                 let (can_run, has_room) = (
                     waiting.iter().any(can_run),
-                    pool.running.len() < pool.queue.capacity.threads,
+                    pool.running.len() < lock(&pool.queue.state).capacity.threads,
                 );
-                let eligible = pool.queue.eligible(&lock(&pool.queue.state), false);
+                let eligible = lock(&pool.queue.state).eligible(false);
                 assert_eq!(
                     eligible > 0,
                     can_run,
