@@ -142,7 +142,6 @@ impl PendingRequest {
 /// The listener: its sockets, its limits, and what other threads share with its loop.
 pub struct Listener {
     sockets: Vec<ListeningSocket>,
-    limits: Limits,
     poll: Poll,
     pub state: Arc<ListenerState>,
     /// For TLS on the TCP sockets. The clients of a Unix socket are on the same host.
@@ -168,8 +167,7 @@ impl Listener {
         let waker = Waker::new(poll.registry(), WAKE)?;
         Ok(Self {
             sockets,
-            state: Arc::new(ListenerState::new(&limits, waker)),
-            limits,
+            state: Arc::new(ListenerState::new(limits, waker)),
             poll,
             acceptor: None,
             trusted_proxies: Proxies::default(),

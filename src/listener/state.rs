@@ -56,8 +56,8 @@ pub struct ListenerState {
 
 /// For the event loop and the threads.
 impl ListenerState {
-    pub(super) fn new(limits: &Limits, waker: Waker) -> Self {
-        let Limits { workers, queue, .. } = *limits;
+    pub(super) fn new(limits: Limits, waker: Waker) -> Self {
+        let Limits { workers, queue, .. } = limits;
         let known = Capacity {
             threads: workers,
             waiting: queue,
@@ -73,7 +73,7 @@ impl ListenerState {
             has_limits: false,
         };
         Self {
-            limits: limits.clone(),
+            limits,
             api: FairQueue::new(known),
             unknown_keys: FairQueue::new(unknown),
             console: FairQueue::new(CONSOLE_CAPACITY),
@@ -269,7 +269,7 @@ mod tests {
             workers: 2,
             ..Limits::default()
         };
-        let state = ListenerState::new(&limits, waker);
+        let state = ListenerState::new(limits, waker);
         let (none, long) = (Duration::ZERO, Duration::from_secs(3600));
         assert!(state.has_loop_answered(), "nothing was asked");
         state.ask_loop().expect("a wake-up");

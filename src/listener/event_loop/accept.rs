@@ -53,7 +53,7 @@ impl<S: Service> EventLoop<S> {
     fn free_descriptor(&mut self, error: &io::Error) {
         if !self.evict_from_largest(Resource::Connections) {
             log::warn!("can't accept connections at the moment: {error}");
-            self.accept_after = Instant::now() + self.listener.limits.accept_pause;
+            self.accept_after = Instant::now() + self.limits.accept_pause;
         }
     }
 
@@ -62,7 +62,7 @@ impl<S: Service> EventLoop<S> {
         let origin = Origin::new(peer, &self.listener.trusted_proxies);
         let is_plain = self.listener.acceptor.is_none() || peer.is_none();
         if !self.reserve_connection(origin) {
-            self.listener.state.count(LoadEvent::Rejected);
+            self.state.count(LoadEvent::Rejected);
             if is_plain {
                 send_unavailable(&*self.service, &stream, peer, &mut self.scratch);
             }
@@ -75,14 +75,13 @@ impl<S: Service> EventLoop<S> {
             },
             _ => None,
         };
-        self.listener.state.accepted.fetch_add(1, Ordering::Relaxed);
+        self.state.accepted.fetch_add(1, Ordering::Relaxed);
         let slot = self.connections.vacant_entry();
         if let Err(error) = stream.register(self.listener.poll.registry(), Token(slot.key())) {
             log::warn!("could not register a connection: {error}");
             return;
         }
-        let connection =
-            InboundConnection::new(stream, tls, peer, Instant::now(), &self.listener.limits);
+        let connection = InboundConnection::new(stream, tls, peer, Instant::now(), &self.limits);
         let index = slot.key();
         let entry = ConnectionEntry {
             connection,

@@ -22,7 +22,7 @@ impl<S: Service> EventLoop<S> {
     /// if necessary. One origin holds at most half of the connections: beyond that, a new one
     /// evicts one of its own.
     pub(super) fn reserve_connection(&mut self, origin: Origin) -> bool {
-        let most = self.listener.limits.max_connections;
+        let most = self.limits.max_connections;
         if !origin.is_shared && self.holdings.get(origin).connections >= most.div_ceil(2) {
             self.evict(Resource::Connections, origin)
         } else {
@@ -35,7 +35,7 @@ impl<S: Service> EventLoop<S> {
     /// the lanes that hold more than this one lose their newest requests, the heaviest first.
     /// Nothing is evicted unless that is enough.
     pub(super) fn reserve_bytes(&mut self, bytes: usize, own: usize, is_known: bool) -> bool {
-        let limit = self.listener.limits.buffered_bytes;
+        let limit = self.limits.buffered_bytes;
         if own > bytes && own > limit / 4 * LANE_QUARTERS {
             return false;
         }
@@ -46,7 +46,6 @@ impl<S: Service> EventLoop<S> {
             return true;
         }
         let waiting: usize = self
-            .listener
             .state
             .heavier_lanes(lighter)
             .map(|lane| lane.waiting)
@@ -60,7 +59,7 @@ impl<S: Service> EventLoop<S> {
             {
                 continue;
             }
-            let lanes = self.listener.state.heavier_lanes(lighter);
+            let lanes = self.state.heavier_lanes(lighter);
             let Some(heaviest) = lanes.max_by_key(|lane| lane.bytes) else {
                 return false;
             };
@@ -73,7 +72,7 @@ impl<S: Service> EventLoop<S> {
 
     /// Evicts connections after one of them has grown.
     pub(super) fn evict_excess_bytes(&mut self) {
-        while self.holdings.total.bytes > self.listener.limits.buffered_bytes
+        while self.holdings.total.bytes > self.limits.buffered_bytes
             && self.evict_from_largest(Resource::Bytes)
         {}
     }
@@ -112,10 +111,10 @@ impl<S: Service> EventLoop<S> {
             return false;
         };
         if entry.connection.is_unfinished() {
-            self.listener.state.count(LoadEvent::UnfinishedEvicted);
+            self.state.count(LoadEvent::UnfinishedEvicted);
             self.evict_unfinished(index, resource);
         } else {
-            self.listener.state.count(LoadEvent::IdleEvicted);
+            self.state.count(LoadEvent::IdleEvicted);
             self.close(index);
         }
         true

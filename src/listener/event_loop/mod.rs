@@ -19,7 +19,7 @@ use self::turns::TurnQueue;
 use super::connection::InboundConnection;
 use super::load::EventLog;
 use super::origins::{Holding, Holdings, Origin};
-use super::{Listener, Service};
+use super::{Limits, Listener, ListenerState, Service};
 use crate::client::Cancellation;
 use crate::error::{Failure, FailureCause};
 use crate::http::MAX_HEAD;
@@ -32,6 +32,9 @@ pub(super) const FIRST_SOCKET: usize = usize::MAX - 1024;
 
 pub struct EventLoop<S> {
     listener: Listener,
+    state: Arc<ListenerState>,
+    /// Some are shorter after a stop.
+    limits: Limits,
     /// For each socket, whether a connection may wait. Events are edge-triggered, so this has to be
     /// remembered.
     accepting: Vec<bool>,
@@ -73,6 +76,8 @@ impl<S: Service> EventLoop<S> {
             accepting: vec![false; listener.sockets.len()],
             accept_after: now,
             threads,
+            state: Arc::clone(&listener.state),
+            limits: listener.state.limits.clone(),
             listener,
             service,
             connections: Slab::new(),
@@ -88,15 +93,15 @@ impl<S: Service> EventLoop<S> {
     /// Serves until it is stopped and every running request is answered.
     pub fn run(mut self) -> io::Result<()> {
         let mut events = Events::with_capacity(1024);
-        while !(self.listener.state.is_stopping() && self.connections.is_empty()) {
+        while !(self.state.is_stopping() && self.connections.is_empty()) {
             self.round(&mut events)?;
         }
-        self.listener.state.close();
+        self.state.close();
         for pool in self.threads {
             pool.join();
         }
         self.event_log
-            .finish(self.listener.state.event_counts(), Instant::now());
+            .finish(self.state.event_counts(), Instant::now());
         Ok(())
     }
 
@@ -124,14 +129,12 @@ impl<S: Service> EventLoop<S> {
         self.accept();
         let now = Instant::now();
         if now >= self.next_sweep {
-            self.next_sweep = now + self.listener.limits.tick();
+            self.next_sweep = now + self.limits.tick();
             self.sweep(now);
             self.refuse_waiting();
         }
-        self.event_log
-            .write(self.listener.state.event_counts(), now);
-        self.listener
-            .state
+        self.event_log.write(self.state.event_counts(), now);
+        self.state
             .publish(self.connections.len(), self.holdings.total.bytes);
         Ok(())
     }
@@ -144,7 +147,7 @@ impl<S: Service> EventLoop<S> {
         let now = Instant::now();
         let sweep = (!self.connections.is_empty()).then_some(self.next_sweep);
         let accept = self.accepting.contains(&true).then_some(self.accept_after);
-        let line = self.event_log.due(self.listener.state.event_counts(), now);
+        let line = self.event_log.due(self.state.event_counts(), now);
         let next = [sweep, accept, line].into_iter().flatten().min()?;
         Some(next.saturating_duration_since(now))
     }
@@ -223,12 +226,12 @@ impl<S: Service> EventLoop<S> {
 
     /// Accepts no new connection, and closes the others after their current request.
     fn stop(&mut self) {
-        if self.listener.state.stop() {
+        if self.state.stop() {
             return;
         }
         self.listener.sockets.clear();
         self.accepting.clear();
-        let limits = &mut self.listener.limits;
+        let limits = &mut self.limits;
         limits.drain_time = limits.drain_time.min(limits.stop_time);
         limits.request_time = limits.request_time.min(limits.stop_time);
         // For a connection whose handshake ends after the stop.

@@ -13,7 +13,7 @@ use crate::listener::{Destination, PendingRequest, Service};
 impl<S: Service> EventLoop<S> {
     /// Sends the responses that the workers have finished.
     pub(super) fn send_completed(&mut self) {
-        for (index, mut outgoing) in self.listener.state.take_completed() {
+        for (index, mut outgoing) in self.state.take_completed() {
             if let Some(entry) = self.connections.get_mut(index) {
                 if entry
                     .pending
@@ -23,12 +23,10 @@ impl<S: Service> EventLoop<S> {
                     self.close(index);
                     continue;
                 }
-                if self.listener.state.is_stopping() {
+                if self.state.is_stopping() {
                     outgoing.header = ConnectionHeader::Close;
                 }
-                entry
-                    .connection
-                    .send_response(outgoing, &self.listener.limits);
+                entry.connection.send_response(outgoing, &self.limits);
                 self.advance(index, false);
             }
         }
@@ -48,7 +46,7 @@ impl<S: Service> EventLoop<S> {
             Destination::Api(_) => LoadEvent::QueueFull,
             Destination::Console(_) => LoadEvent::ConsoleFull,
         };
-        let state = Arc::clone(&self.listener.state);
+        let state = Arc::clone(&self.state);
         let (queue, lane) = state.place(&pending.admission);
         let cancellation = pending.cancellation.clone();
         let job = Job {
@@ -70,7 +68,7 @@ impl<S: Service> EventLoop<S> {
 
     /// Answers a complete request for which there is no capacity.
     pub(super) fn shed(&mut self, job: &Job, event: LoadEvent) {
-        self.listener.state.count(event);
+        self.state.count(event);
         let cause = if event == LoadEvent::BuffersFull {
             FailureCause::BuffersFull
         } else {
@@ -95,17 +93,14 @@ impl<S: Service> EventLoop<S> {
         let destination = pending.map(|pending| pending.admission.destination);
         let response = self.service.refuse(peer, destination, failure);
         connection.forget_request();
-        connection.send_response(
-            Outgoing::last(&response, without_body),
-            &self.listener.limits,
-        );
+        connection.send_response(Outgoing::last(&response, without_body), &self.limits);
     }
 
     /// Answers the requests that wait for a worker while the ledger is unavailable: every worker
     /// may itself be waiting for the database, to write the row of a completion.
     pub(super) fn refuse_waiting(&mut self) {
         while let Some(failure) = self.service.outage()
-            && let Some(job) = self.listener.state.take_waiting()
+            && let Some(job) = self.state.take_waiting()
         {
             self.refuse(job.connection, job.pending(), failure);
             self.advance(job.connection, false);
@@ -129,17 +124,17 @@ impl<S: Service> EventLoop<S> {
         // Before the queues are searched: the thread that moves a request from one to another
         // removes it if it is cancelled.
         cancellation.cancel();
-        if self.listener.state.remove(cancellation) {
+        if self.state.remove(cancellation) {
             self.drop_abandoned(index);
         } else {
-            self.listener.state.count(LoadEvent::AbandonedRunning);
+            self.state.count(LoadEvent::AbandonedRunning);
         }
         true
     }
 
     /// Closes the connection of a client that went away while its request waited.
     fn drop_abandoned(&mut self, index: usize) {
-        self.listener.state.count(LoadEvent::AbandonedWaiting);
+        self.state.count(LoadEvent::AbandonedWaiting);
         self.close(index);
     }
 }

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use super::EventLoop;
 use crate::error::{Failure, FailureCause};
 use crate::http::{ClientInfo, RequestHead};
+use crate::listener::Service;
 use crate::listener::connection::{Turn, TurnResult};
 use crate::listener::origins::Origin;
-use crate::listener::{Listener, Service};
 
 /// The bytes that a connection may read before the others have their turn.
 const TURN: usize = 64 * 1024;
@@ -95,37 +95,31 @@ impl<S: Service> EventLoop<S> {
             let Some(entry) = self.connections.get_mut(index) else {
                 return;
             };
-            let Listener {
-                limits,
-                trusted_proxies: proxies,
-                ..
-            } = &self.listener;
             let admit = |client: &mut ClientInfo, head: &RequestHead| {
+                let proxies = &self.listener.trusted_proxies;
                 proxies.apply_forwarding_headers(client, head);
                 self.service.admit(*client, head)
             };
-            let stopping = self.listener.state.is_stopping();
+            let stopping = self.state.is_stopping();
             let mut turn = Turn {
                 scratch: &mut self.scratch,
-                limits,
+                limits: &self.limits,
                 left,
                 handshake_allowed,
                 stopping,
                 admit: &admit,
             };
-            let outcome = entry.connection.advance(&mut turn);
+            let result = entry.connection.advance(&mut turn);
             left = turn.left;
-            match outcome {
-                TurnResult::Waiting | TurnResult::TurnOver | TurnResult::Handshake => {
-                    match outcome {
-                        TurnResult::TurnOver => self.schedule(index, false),
-                        TurnResult::Handshake => self.schedule(index, true),
-                        _ => {}
-                    }
-                    self.account(index);
-                    // The evicted connection may be this one.
-                    self.evict_excess_bytes();
-                    return;
+            match result {
+                TurnResult::Waiting => break,
+                TurnResult::TurnOver => {
+                    self.schedule(index, false);
+                    break;
+                }
+                TurnResult::Handshake => {
+                    self.schedule(index, true);
+                    break;
                 }
                 TurnResult::Gone => return self.close(index),
                 TurnResult::Malformed(malformed) => {
@@ -139,18 +133,19 @@ impl<S: Service> EventLoop<S> {
                 TurnResult::Next(..) if stopping => return self.close(index),
                 TurnResult::Next(rest, header) => {
                     entry.connection.hand_over();
-                    self.listener.state.push_piece(index, rest, header);
+                    self.state.push_piece(index, rest, header);
                 }
                 TurnResult::Answered(outgoing) => {
                     // One answer a turn: a client that pipelines such requests gets no more of the
                     // loop than others.
                     left = 0;
-                    entry
-                        .connection
-                        .send_response(outgoing, &self.listener.limits);
+                    entry.connection.send_response(outgoing, &self.limits);
                 }
                 TurnResult::Request(pending) => self.hand_over(index, pending),
             }
         }
+        self.account(index);
+        // The evicted connection may be this one.
+        self.evict_excess_bytes();
     }
 }
