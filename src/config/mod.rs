@@ -22,7 +22,7 @@ pub use settings::ConfigError;
 use settings::{Environment, Settings};
 
 use crate::database::DatabaseLocation;
-use crate::listener::{Address, Proxies};
+use crate::listener::{Address, Proxies, TrustedProxy};
 
 /// The file that is read if none is named.
 const DEFAULT_FILE: &str = "/etc/adriaticum/adriaticum.toml";
@@ -290,7 +290,7 @@ fn console_host(written: &RawSetting, api_hosts: &[String]) -> Result<Option<Str
 }
 
 fn trusted_proxies(written: &RawSetting) -> Result<Proxies, Problem> {
-    written.parse_each(|text| text.parse().ok()).map(Proxies)
+    written.parse_each(TrustedProxy::parse).map(Proxies)
 }
 
 /// Normalizes a host name or address as it is in requests: lower case, an IPv6 address without

@@ -125,11 +125,12 @@ impl Holdings {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::listener::proxies::TrustedProxy;
 
     fn origin(peer: &str) -> Origin {
         Origin::new(
             peer.parse().ok(),
-            &Proxies(vec!["10.0.0.0/8".parse().expect("a network")]),
+            &Proxies(vec![TrustedProxy::parse("10.0.0.0/8").expect("a network")]),
         )
     }
 
