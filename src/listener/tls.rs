@@ -3,7 +3,7 @@
 
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex};
 
 use rustls::crypto::ring;
 use rustls::pki_types::PrivateKeyDer;
@@ -13,6 +13,7 @@ use rustls::sign::CertifiedKey;
 use rustls::{ServerConfig, ServerConnection};
 
 use super::socket::InboundStream;
+use crate::mutex::lock;
 use crate::{certificates, files};
 
 /// The memory of a session besides the bytes in transit: its keys, its state and its smallest
@@ -74,7 +75,7 @@ impl Certificate {
 
 impl Acceptor {
     pub fn new(certificate: Certificate) -> Result<Self, rustls::Error> {
-        let current = Arc::new(CurrentCertificate(RwLock::new(certificate)));
+        let current = Arc::new(CurrentCertificate(Mutex::new(certificate)));
         let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()?
             .with_no_client_auth()
@@ -94,11 +95,7 @@ impl Acceptor {
     /// Uses this certificate for new connections. Established sessions continue. Returns whether it
     /// is another one.
     pub fn replace_certificate(&self, certificate: Certificate) -> bool {
-        let mut current = self
-            .current
-            .0
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut current = lock(&self.current.0);
         let is_new = current.certified.cert != certificate.certified.cert;
         *current = certificate;
         is_new
@@ -106,11 +103,7 @@ impl Acceptor {
 
     /// The certificate of new connections.
     pub fn certificate(&self) -> Certificate {
-        self.current
-            .0
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        lock(&self.current.0).clone()
     }
 
     /// When it expires, in Unix seconds.
@@ -131,17 +124,11 @@ impl Acceptor {
 
 /// The certificate that new handshakes use.
 #[derive(Debug)]
-struct CurrentCertificate(RwLock<Certificate>);
+struct CurrentCertificate(Mutex<Certificate>);
 
 impl ResolvesServerCert for CurrentCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(Arc::clone(
-            &self
-                .0
-                .read()
-                .unwrap_or_else(PoisonError::into_inner)
-                .certified,
-        ))
+        Some(Arc::clone(&lock(&self.0).certified))
     }
 }
 
