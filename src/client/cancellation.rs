@@ -59,7 +59,7 @@ pub(super) fn begin_call(cancellation: Cancellation) -> impl Drop {
     struct Guard;
     impl Drop for Guard {
         fn drop(&mut self) {
-            detach_socket();
+            set_socket(None);
             CURRENT.take();
         }
     }
@@ -77,25 +77,16 @@ pub(super) fn has_sent() -> bool {
     HAS_SENT.get()
 }
 
-/// Lets other threads shut down the socket of this thread's call. If the call was cancelled while
-/// it connected, it fails now.
-pub(super) fn attach_socket(stream: &TimedStream) {
+/// Sets the socket of this thread's call, which other threads may shut down; `None` before the
+/// connection can serve another call. If the call was cancelled while it connected, it fails now.
+pub(super) fn set_socket(stream: Option<&TimedStream>) {
     CURRENT.with_borrow(|handle| {
         if let Some(handle) = handle {
             let mut state = lock(&handle.0);
-            state.socket = Some(Arc::clone(&stream.stream));
+            state.socket = stream.map(|stream| Arc::clone(&stream.stream));
             if state.is_cancelled {
                 state.shut_down();
             }
-        }
-    });
-}
-
-/// Ends that, before the connection can serve another call.
-pub(super) fn detach_socket() {
-    CURRENT.with_borrow(|handle| {
-        if let Some(handle) = handle {
-            lock(&handle.0).socket = None;
         }
     });
 }

@@ -67,7 +67,7 @@ impl Connector {
         // The C library's own settings bound the time of a look-up; an address needs none.
         let addresses = host_and_port(details.uri).to_socket_addrs()?;
         let mut stream = TimedStream::connect(addresses, deadline)?;
-        cancellation::attach_socket(&stream);
+        cancellation::set_socket(Some(&stream));
         let stream = if details.needs_tls() {
             let mut session = ClientConnection::new(self.tls(), server_name(details.uri)?)
                 .map_err(io::Error::other)?;

@@ -78,7 +78,7 @@ impl Transport for OutboundConnection {
     }
 
     fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
-        cancellation::attach_socket(self.stream.timed());
+        cancellation::set_socket(Some(self.stream.timed()));
         self.held
             .extend_from_slice(&self.buffers.output()[..amount]);
         if self.held.len() <= HELD {
@@ -106,7 +106,7 @@ impl Transport for OutboundConnection {
     /// `ureq` asks after a call, before it keeps the connection, and before the next one. Only then
     /// is the socket looked at: a server may close it at any time between the two.
     fn is_open(&mut self) -> bool {
-        cancellation::detach_socket();
+        cancellation::set_socket(None);
         mem::take(&mut self.received) > 0 || self.stream.is_quiet()
     }
 
