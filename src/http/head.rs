@@ -2,10 +2,12 @@
 //! unsafe.
 
 use super::body::Framing;
-use super::syntax::{MAX_HEADERS, Malformed, is_token_byte};
+use super::syntax::{Malformed, is_token_byte};
 
 /// The longest method: the longest registered one has 17 letters.
 pub(super) const MAX_METHOD: usize = 32;
+
+const MAX_HEADERS: usize = 100;
 
 /// A parsed head. It owns its bytes; the other fields are places in them.
 #[derive(Debug)]

@@ -11,4 +11,4 @@ pub use head::RequestHead;
 pub use reader::{ReadStep, Reader};
 pub use request::{ClientInfo, Request};
 pub use response::Response;
-pub use syntax::{MAX_BODY, MAX_HEAD, MAX_HEADERS, Malformed};
+pub use syntax::{MAX_BODY, MAX_HEAD, Malformed};

@@ -3,9 +3,6 @@
 /// The most bytes of a head, from its request line to its empty line.
 pub const MAX_HEAD: usize = 16 * 1024;
 
-/// The most headers of a head.
-pub const MAX_HEADERS: usize = 100;
-
 /// The most bytes of a body, however it is framed: the specification's 256 KB.
 pub const MAX_BODY: usize = 262_144;
 
