@@ -108,7 +108,6 @@ impl Response {
         }
         match &self.rest {
             None => bytes.extend_from_slice(&self.body),
-            Some(_) if self.body.is_empty() => {}
             Some(_) => bytes.append(&mut chunk(&self.body)),
         }
         bytes
@@ -120,8 +119,14 @@ fn format_date(time: OffsetDateTime) -> String {
         .expect("a date after 1970 should have its text")
 }
 
-/// A piece as RFC 9112, 7.1 frames it; an empty one is the end.
+/// The end of a body in chunks.
+pub const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
+
+/// A piece as RFC 9112, 7.1 frames it. An empty one has no bytes: they would end the body.
 pub fn chunk(piece: &[u8]) -> Vec<u8> {
+    if piece.is_empty() {
+        return Vec::new();
+    }
     let mut bytes = Vec::with_capacity(piece.len() + 16);
     write!(bytes, "{:x}\r\n", piece.len()).expect("a Vec should take all that is written");
     bytes.extend_from_slice(piece);
@@ -173,7 +178,9 @@ mod tests {
         assert!(!text(&response, false).contains("content-length"));
         assert!(text(&response, false).ends_with("\r\n\r\n10\r\n0123456789abcdef\r\n"));
         assert!(text(&response, true).ends_with("chunked\r\n\r\n"));
-        assert_eq!(chunk(b""), b"0\r\n\r\n");
+        response.body.clear();
+        assert!(text(&response, false).ends_with("chunked\r\n\r\n"));
+        assert_eq!(chunk(b""), b"", "an empty chunk would end the body");
     }
 
     #[test]

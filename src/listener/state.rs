@@ -12,11 +12,10 @@ use super::connection::Outgoing;
 use super::credential_cache::CredentialCache;
 use super::limits::Limits;
 use super::load::{EventCounts, Gauge, LoadEvent, Snapshot};
-use super::queue::{Capacity, FairQueue, HeavyLane, Job, LaneLoad, LaneName, Work};
+use super::queue::{Capacity, FairQueue, HeavyLane, Job, LaneLoad, LaneName};
 use super::{Admission, Destination, PendingRequest};
 use crate::client::Cancellation;
 use crate::http::Response;
-use crate::http::response::{BodyStream, ConnectionHeader};
 use crate::mutex::lock;
 
 /// The console has two threads of its own, so that no page delays a completion. More would only use
@@ -101,20 +100,6 @@ impl ListenerState {
             Destination::Console(_) => &self.console,
         };
         (queue, known.or_else(|| admission.lane.clone()))
-    }
-
-    /// Queues the next piece of a long response. Each connection has at most one in the queue.
-    pub(super) fn push_piece(
-        &self,
-        connection: usize,
-        rest: Box<dyn BodyStream>,
-        header: ConnectionHeader,
-    ) {
-        self.console.push(Job {
-            connection,
-            lane: Some("pieces".into()),
-            work: Work::Piece(rest, header),
-        });
     }
 
     /// The lanes that hold more than `own` bytes and have a request that can be shed.

@@ -15,7 +15,7 @@ use super::queue::{FairQueue, Job, Lane, LaneName, TakeError, Work};
 use super::state::{CONSOLE_CAPACITY, ListenerState};
 use super::{Destination, Service};
 use crate::error::{Failure, FailureCause};
-use crate::http::response::{ConnectionHeader, chunk};
+use crate::http::response::{ConnectionHeader, LAST_CHUNK, chunk};
 use crate::thread_pool;
 
 /// While the API is busy, a console thread pauses after each job for this many times as long as the
@@ -90,19 +90,11 @@ fn serve(state: &ListenerState, service: &impl Service, queue: &FairQueue, job: 
             state.encode(&pending, service.answer(&pending, &running))
         }
         Work::Piece(mut rest, header) => match rest.next() {
-            Ok(Some(piece)) => {
-                // An empty chunk would end the response.
-                let bytes = if piece.is_empty() {
-                    piece
-                } else {
-                    chunk(&piece)
-                };
-                Outgoing {
-                    rest: Some(rest),
-                    ..Outgoing::new(bytes, header)
-                }
-            }
-            Ok(None) => Outgoing::new(chunk(b""), header),
+            Ok(Some(piece)) => Outgoing {
+                rest: Some(rest),
+                ..Outgoing::new(chunk(&piece), header)
+            },
+            Ok(None) => Outgoing::new(LAST_CHUNK.to_vec(), header),
             // The connection is closed, so the client sees that this response is incomplete.
             Err(_) => return,
         },

@@ -10,6 +10,7 @@ use crate::http::{ClientInfo, RequestHead};
 use crate::listener::Service;
 use crate::listener::connection::{Turn, TurnResult};
 use crate::listener::origins::Origin;
+use crate::listener::queue::{Job, Work};
 
 /// The bytes that a connection may read before the others have their turn.
 const TURN: usize = 64 * 1024;
@@ -133,7 +134,12 @@ impl<S: Service> EventLoop<S> {
                 TurnResult::Next(..) if stopping => return self.close(index),
                 TurnResult::Next(rest, header) => {
                     entry.connection.hand_over();
-                    self.state.push_piece(index, rest, header);
+                    // Each connection has at most one in the queue.
+                    self.state.console.push(Job {
+                        connection: index,
+                        lane: Some("pieces".into()),
+                        work: Work::Piece(rest, header),
+                    });
                 }
                 TurnResult::Answered(outgoing) => {
                     // One answer a turn: a client that pipelines such requests gets no more of the
