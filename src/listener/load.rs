@@ -106,7 +106,7 @@ pub struct Snapshot {
     /// Connections that were taken.
     pub accepted: u64,
     /// In the order of [`LoadEvent::ALL`].
-    pub events: [u64; LoadEvent::ALL.len()],
+    pub events: EventCounts,
 }
 
 impl Snapshot {

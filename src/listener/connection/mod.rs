@@ -141,7 +141,6 @@ impl InboundConnection {
         stream: InboundStream,
         tls: Option<TlsSession>,
         peer: Option<IpAddr>,
-        now: Instant,
         limits: &Limits,
     ) -> Self {
         Self {
@@ -149,7 +148,7 @@ impl InboundConnection {
             tls: tls.map(Box::new),
             peer,
             phase: Phase::Reading,
-            deadline: Some(now + limits.idle_time),
+            deadline: Some(Instant::now() + limits.idle_time),
             reader: Reader::default(),
             admitted: None,
             unread: Vec::new(),
@@ -343,7 +342,7 @@ mod tests {
         let limits = Limits::default();
         let (stream, mut client) = UnixStream::pair().expect("two sockets");
         let stream = mio::net::TcpStream::from(OwnedFd::from(stream)).into();
-        let mut connection = InboundConnection::new(stream, None, None, Instant::now(), &limits);
+        let mut connection = InboundConnection::new(stream, None, None, &limits);
         client
             .write_all(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n")
             .expect("it should be taken");

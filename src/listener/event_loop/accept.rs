@@ -60,37 +60,31 @@ impl<S: Service> EventLoop<S> {
     /// Adds a new connection, or rejects it if no other can be evicted for it.
     fn add_connection(&mut self, mut stream: InboundStream, peer: Option<IpAddr>) {
         let origin = Origin::new(peer, &self.listener.trusted_proxies);
-        let is_plain = self.listener.acceptor.is_none() || peer.is_none();
+        let acceptor = self.listener.acceptor.clone().filter(|_| peer.is_some());
         if !self.reserve_connection(origin) {
             self.state.count(LoadEvent::Rejected);
-            if is_plain {
+            if acceptor.is_none() {
                 send_unavailable(&*self.service, &stream, peer, &mut self.scratch);
             }
             return;
         }
-        let tls = match &self.listener.acceptor {
-            Some(acceptor) if !is_plain => match acceptor.accept() {
-                Ok(session) => Some(session),
-                Err(error) => return log::error!("could not start a TLS session: {error}"),
-            },
-            _ => None,
+        let tls = match acceptor.map(|acceptor| acceptor.accept()).transpose() {
+            Ok(session) => session,
+            Err(error) => return log::error!("could not start a TLS session: {error}"),
         };
         self.state.accepted.fetch_add(1, Ordering::Relaxed);
-        let slot = self.connections.vacant_entry();
-        if let Err(error) = stream.register(self.listener.poll.registry(), Token(slot.key())) {
-            log::warn!("could not register a connection: {error}");
-            return;
+        let vacant = self.connections.vacant_entry();
+        let index = vacant.key();
+        if let Err(error) = stream.register(self.listener.poll.registry(), Token(index)) {
+            return log::warn!("could not register a connection: {error}");
         }
-        let connection = InboundConnection::new(stream, tls, peer, Instant::now(), &self.limits);
-        let index = slot.key();
-        let entry = ConnectionEntry {
-            connection,
+        vacant.insert(ConnectionEntry {
+            connection: InboundConnection::new(stream, tls, peer, &self.limits),
             is_scheduled: false,
             origin,
             held: Holding::default(),
             pending: None,
-        };
-        slot.insert(entry);
+        });
         self.account(index);
         self.evict_excess_bytes();
     }
