@@ -15,22 +15,20 @@ pub fn authenticate(digest: &SecretDigest, store: &Store, created: i64) -> Resul
         let message = "The API keys can't be read at the moment. Try again later.";
         Failure::unavailable(error.cause(), message, error.details("keys"))
     })?;
-    let key = key.ok_or_else(|| {
-        refused(
-            FailureCause::UnknownKey,
-            "There is no such API key. Check that it was copied whole.",
-        )
-    })?;
+    let Some(key) = key else {
+        let message = "There is no such API key. Check that it was copied whole.";
+        return Err(refused(FailureCause::UnknownKey, message));
+    };
     match key.state(when::now()) {
         KeyState::Active | KeyState::Expiring => Ok(key),
         KeyState::Revoked => Err(revoked(key.id)),
-        KeyState::Expired => {
-            let message = "This API key has expired. Ask for a new one.";
-            Err(Failure {
-                key_id: Some(key.id),
-                ..refused(FailureCause::Expired, message)
-            })
-        }
+        KeyState::Expired => Err(Failure {
+            key_id: Some(key.id),
+            ..refused(
+                FailureCause::Expired,
+                "This API key has expired. Ask for a new one.",
+            )
+        }),
     }
 }
 

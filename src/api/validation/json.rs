@@ -61,6 +61,12 @@ impl<'de, T, F: FnOnce(Json<'de>) -> Result<T, String>> MemberParser<'de> for F 
 /// Makes `serde` run a parser.
 pub struct Seed<P>(pub P);
 
+impl<'de, P: MemberParser<'de>> Seed<P> {
+    fn parse<E: Error>(self, sent: Json<'de>) -> Result<P::Value, E> {
+        self.0.parse(sent).map_err(E::custom)
+    }
+}
+
 impl<'de, P: MemberParser<'de>> DeserializeSeed<'de> for Seed<P> {
     type Value = P::Value;
 
@@ -77,37 +83,33 @@ impl<'de, P: MemberParser<'de>> Visitor<'de> for Seed<P> {
     }
 
     fn visit_unit<E: Error>(self) -> Result<P::Value, E> {
-        self.0.parse(Json::Null).map_err(E::custom)
+        self.parse(Json::Null)
     }
 
     fn visit_bool<E: Error>(self, value: bool) -> Result<P::Value, E> {
-        self.0.parse(Json::Boolean(value)).map_err(E::custom)
+        self.parse(Json::Boolean(value))
     }
 
     fn visit_i64<E: Error>(self, number: i64) -> Result<P::Value, E> {
-        self.0.parse(Json::Number(number.into())).map_err(E::custom)
+        self.parse(Json::Number(number.into()))
     }
 
     fn visit_u64<E: Error>(self, number: u64) -> Result<P::Value, E> {
-        self.0.parse(Json::Number(number.into())).map_err(E::custom)
+        self.parse(Json::Number(number.into()))
     }
 
     fn visit_f64<E: Error>(self, number: f64) -> Result<P::Value, E> {
         let number =
             Number::from_f64(number).ok_or_else(|| E::custom("A number must be finite."))?;
-        self.0.parse(Json::Number(number)).map_err(E::custom)
+        self.parse(Json::Number(number))
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<P::Value, E> {
-        self.0
-            .parse(Json::Text(Cow::Owned(text.to_owned())))
-            .map_err(E::custom)
+        self.parse(Json::Text(Cow::Owned(text.to_owned())))
     }
 
     fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<P::Value, E> {
-        self.0
-            .parse(Json::Text(Cow::Borrowed(text)))
-            .map_err(E::custom)
+        self.parse(Json::Text(Cow::Borrowed(text)))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<P::Value, A::Error> {
