@@ -40,7 +40,7 @@ impl Cancellation {
     }
 
     /// Returns true if both cancel the same request.
-    pub fn is(&self, other: &Self) -> bool {
+    pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }

@@ -41,8 +41,8 @@ impl RequestHead {
     pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
         check_beginning(bytes)?;
         refuse_bare_line_feeds(bytes)?;
-        let mut slots = [httparse::EMPTY_HEADER; MAX_HEADERS];
-        let mut parsed = httparse::Request::new(&mut slots);
+        let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
+        let mut parsed = httparse::Request::new(&mut headers);
         match parsed.parse(bytes) {
             Ok(httparse::Status::Complete(length)) if length == bytes.len() => {}
             Ok(_) => {
@@ -69,7 +69,7 @@ impl RequestHead {
         ))?;
 
         let has = |name, token| values(parsed.headers, name).any(|value| has_token(value, token));
-        let place = |part: &[u8]| ByteSpan::of(part, bytes);
+        let place = |part: &[u8]| ByteSpan::locate(part, bytes);
         Ok(Self {
             method: place(method.as_bytes()),
             path: place(path.as_bytes()),
@@ -138,7 +138,7 @@ impl RequestHead {
 
 impl ByteSpan {
     /// Returns the place of `part`, a slice of `whole`, in it.
-    fn of(part: &[u8], whole: &[u8]) -> Self {
+    fn locate(part: &[u8], whole: &[u8]) -> Self {
         if part.is_empty() {
             return Self::default();
         }
@@ -162,12 +162,12 @@ fn values<'a>(headers: &[httparse::Header<'a>], name: &str) -> impl Iterator<Ite
 fn single_value<'a>(
     headers: &[httparse::Header<'a>],
     name: &str,
-    twice: Malformed,
+    duplicate: Malformed,
 ) -> Result<Option<&'a [u8]>, Malformed> {
     let mut values = values(headers, name);
     let value = values.next();
     if values.next().is_some() {
-        Err(twice)
+        Err(duplicate)
     } else {
         Ok(value)
     }
@@ -188,8 +188,8 @@ fn read_host<'a>(headers: &[httparse::Header<'a>], http11: bool) -> Result<&'a s
 fn read_framing(headers: &[httparse::Header<'_>], http11: bool) -> Result<Framing, Malformed> {
     const UNSUPPORTED: Malformed =
         Malformed("The only supported Transfer-Encoding is chunked, and only once.");
-    let twice = Malformed("The request has two Content-Length headers.");
-    let length = single_value(headers, "content-length", twice)?
+    let duplicate = Malformed("The request has two Content-Length headers.");
+    let length = single_value(headers, "content-length", duplicate)?
         .map(content_length)
         .transpose()?;
     let coding = single_value(headers, "transfer-encoding", UNSUPPORTED)?;

@@ -146,8 +146,8 @@ impl HeadStart {
             *input = &input[end - searched..];
             return cut_head(&mut self.bytes.as_slice(), end);
         }
-        let has_news = searched <= head::MAX_METHOD || self.bytes[searched..].contains(&b'\n');
-        if has_news && !self.line_checked {
+        let is_check_due = searched <= head::MAX_METHOD || self.bytes[searched..].contains(&b'\n');
+        if is_check_due && !self.line_checked {
             self.line_checked = head::check_beginning(&self.bytes)?;
         }
         if self.bytes.len() > MAX_HEAD {

@@ -36,7 +36,7 @@ impl TrustedProxy {
 
     /// Returns true for the peer of a connection that it matches; `None` is a peer on a Unix
     /// socket.
-    fn is(&self, peer: Option<IpAddr>) -> bool {
+    fn matches(&self, peer: Option<IpAddr>) -> bool {
         match (self, peer) {
             (Self::Unix, peer) => peer.is_none(),
             (Self::Network(IpAddr::V4(network), bits), Some(IpAddr::V4(address))) => {
@@ -62,7 +62,7 @@ impl Proxies {
     }
 
     pub(super) fn trusts(&self, peer: Option<IpAddr>) -> bool {
-        self.0.iter().any(|proxy| proxy.is(peer))
+        self.0.iter().any(|proxy| proxy.matches(peer))
     }
 
     /// The last address that a trusted proxy vouches for: each proxy appends the address of its own

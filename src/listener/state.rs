@@ -113,7 +113,7 @@ impl ListenerState {
     pub(super) fn remove(&self, cancellation: &Cancellation) -> bool {
         let is_cancelled = |job: &Job| {
             job.pending()
-                .is_some_and(|pending| pending.cancellation.is(cancellation))
+                .is_some_and(|pending| pending.cancellation.is_same(cancellation))
         };
         self.queues()
             .iter()
