@@ -9,8 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use serde::Serialize;
 
-use crate::database::Result;
-use crate::database::{Database, Row, SqlValue, Statement, TransactionMode, bound, values};
+use crate::database::{Database, Result, Row, SqlValue, Statement, TransactionMode, bound, values};
 use crate::id::audit_id;
 use crate::mutex::lock;
 use crate::network::ClientNetwork;

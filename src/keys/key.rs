@@ -2,14 +2,12 @@
 
 use serde::Serialize;
 
-use crate::database::Result;
-use crate::database::Row;
+use crate::database::{Result, Row};
 use crate::id::has_shape;
 use crate::keys::{Budget, KeyBudget};
 use crate::secret::{SecretDigest, contains_secret};
 use crate::text::{count, grouped, is_unprintable};
-use crate::when;
-use crate::when::DAY;
+use crate::when::{self, DAY};
 
 /// A key as it is stored. The secret is not in it: reading the database does not allow using the
 /// keys.

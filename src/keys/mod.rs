@@ -13,8 +13,7 @@ pub use self::key::{
     parse_concurrent, read_key, time_left,
 };
 use crate::audit::{Actor, NewAuditRow};
-use crate::database::Result;
-use crate::database::{Database, SqlValue, Statement, bound, values};
+use crate::database::{Database, Result, SqlValue, Statement, bound, values};
 use crate::secret::{SecretDigest, secret_hex};
 use crate::when;
 

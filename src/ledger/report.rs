@@ -12,8 +12,7 @@ use super::division::divide;
 use super::grouping::{Group, Grouping};
 use super::rollup::{Span, columns, sums_of_rows};
 use super::sums::{Filter, RollupRow, Sums};
-use crate::database::{DatabaseError, Result};
-use crate::database::{SqlValue, values};
+use crate::database::{DatabaseError, Result, SqlValue, values};
 use crate::id::RequestId;
 use crate::when::Range;
 
@@ -116,18 +115,15 @@ impl Ledger {
     pub fn answerable(&self, range: Range) -> Result<Range> {
         match self.check_rows_of(range) {
             Err(DatabaseError::RowsRemoved(hour)) => {
-                let end = hour + Span::Hour.seconds();
-                let since = if (hour..end).contains(&range.since) {
-                    hour
-                } else {
-                    range.since
-                };
-                let until = if (hour..end).contains(&range.until) {
-                    end
-                } else {
-                    range.until
-                };
-                self.answerable(Range { since, until })
+                let hour = hour..hour + Span::Hour.seconds();
+                let mut wider = range;
+                if hour.contains(&range.since) {
+                    wider.since = hour.start;
+                }
+                if hour.contains(&range.until) {
+                    wider.until = hour.end;
+                }
+                self.answerable(wider)
             }
             checked => checked.map(|()| range),
         }

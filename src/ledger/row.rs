@@ -2,8 +2,7 @@
 
 use serde::Serialize;
 
-use crate::database::Result;
-use crate::database::{Row, SqlValue, values};
+use crate::database::{Result, Row, SqlValue, values};
 use crate::text::{cells, csv_line};
 use crate::when;
 
