@@ -10,7 +10,7 @@ use super::outline::Section;
 use super::{cleaning, passages};
 
 /// The largest file that is read: a thick book has less text.
-pub const MAX_FILE: u64 = 8 * 1024 * 1024;
+const MAX_FILE: u64 = 8 * 1024 * 1024;
 
 /// The most characters of a title.
 const MAX_TITLE: usize = 200;

@@ -6,7 +6,7 @@ use super::outline::{Outline, Section};
 use super::{cleaning, html, markdown};
 
 /// The most characters of a passage: some 200 tokens of English.
-pub const MAX_PASSAGE: usize = 800;
+const MAX_PASSAGE: usize = 800;
 
 /// Reads a file's content as HTML, Markdown or plain text, by the ending of its name.
 pub fn read(path: &Path, content: &str) -> Outline {
@@ -18,10 +18,7 @@ pub fn read(path: &Path, content: &str) -> Outline {
         Some("md" | "markdown") => markdown::read(content),
         _ => {
             let mut outline = Outline::default();
-            outline.push(Section {
-                heading: String::new(),
-                text: cleaning::clean(content),
-            });
+            outline.push(String::new(), &cleaning::clean(content));
             outline
         }
     }
