@@ -197,7 +197,7 @@ impl NewAuditRow {
 
 /// Failed sign-ins by address, until they are written.
 #[derive(Default)]
-pub(super) struct FailedSignIns {
+struct FailedSignIns {
     since: i64,
     times: BTreeMap<String, i64>,
 }
@@ -246,8 +246,7 @@ impl Audit {
         let statement = format!("SELECT {COLUMNS} FROM audit WHERE created >= $1 ORDER BY id");
         self.database.run(TransactionMode::Report, |session| {
             session.query(&statement, &values![since], &mut |row| {
-                take(AuditRow::read(row)?);
-                Ok(())
+                AuditRow::read(row).map(&mut take)
             })
         })
     }

@@ -88,16 +88,13 @@ impl Key {
 
     /// Says in a sentence what it may do.
     pub fn in_words(&self, now: i64) -> String {
-        let state = match (self.revoked, self.expires) {
-            (Some(revoked), _) => Some(("was revoked", revoked)),
-            (None, Some(expires)) if expires <= now => Some(("expired", expires)),
-            (None, _) => None,
-        };
-        if let Some((state, since)) = state {
-            return format!(
-                "No request with it is accepted: it {state} at {}.",
-                when::format_utc(since)
-            );
+        if !self.is_valid(now) {
+            let (state, since) = match self.revoked {
+                Some(_) => ("was revoked", self.revoked),
+                None => ("expired", self.expires),
+            };
+            let since = since.map(when::format_utc).unwrap_or_default();
+            return format!("No request with it is accepted: it {state} at {since}.");
         }
         let permissions: Vec<&str> = self
             .permissions
@@ -126,9 +123,7 @@ impl Key {
     pub fn is_valid(&self, now: i64) -> bool {
         matches!(self.state(now), KeyState::Active | KeyState::Expiring)
     }
-}
 
-impl Key {
     /// Returns whether it allows something that another state of the key does not.
     pub fn is_wider_than(&self, other: &Self) -> bool {
         fn exceeds<T: PartialOrd>(one: Option<T>, other: Option<T>) -> bool {

@@ -18,7 +18,7 @@ use crate::secret::{SecretDigest, secret_hex};
 use crate::when;
 
 const BY_ID: &str = "WHERE id = $3";
-pub(super) const BY_DIGEST: &str = "WHERE digest = $3";
+const BY_DIGEST: &str = "WHERE digest = $3";
 const BY_NAME: &str = "WHERE name = $3 ORDER BY created, id";
 
 /// Whether the text that names a key may be its secret.
@@ -226,7 +226,7 @@ impl Keys {
 }
 
 /// A query for keys with their budgets. $1 and $2 are [`budget_parameters`].
-pub(super) fn select(database: &Database, last_used: &str, condition: &str) -> String {
+fn select(database: &Database, last_used: &str, condition: &str) -> String {
     let budget = budget_columns(days_hint(database));
     format!(
         "SELECT id, name, hint, permissions, created, expires, {last_used}, revoked, concurrent, {budget} FROM keys {condition}"
@@ -243,7 +243,7 @@ fn days_hint(database: &Database) -> &'static str {
 }
 
 /// The parameters of a query for one key.
-pub(super) fn parameters(created: i64, wanted: SqlValue) -> Vec<SqlValue> {
+fn parameters(created: i64, wanted: SqlValue) -> Vec<SqlValue> {
     let [day, month] = budget_parameters(created);
     vec![day, month, wanted]
 }
