@@ -294,8 +294,8 @@ fn add(
     )?;
     let mut insert = connection
         .prepare("INSERT INTO passages (document, title, heading, content) VALUES (?, ?, ?, ?)")?;
-    for piece in &text.pieces {
-        insert.execute(params![id, text.title, piece.heading, piece.text])?;
+    for passage in &text.passages {
+        insert.execute(params![id, text.title, passage.heading, passage.text])?;
     }
     Ok(if known.is_some() {
         Added::Replaced
@@ -322,7 +322,7 @@ mod tests {
             path: format!("/{name}").into(),
             source: name.into(),
         };
-        let pieces = vec![Section {
+        let passages = vec![Section {
             heading: String::new(),
             text: text.into(),
         }];
@@ -330,7 +330,7 @@ mod tests {
             std::array::from_fn(|place| text.as_bytes().get(place).copied().unwrap_or_default());
         let text = DocumentText {
             title: title.into(),
-            pieces,
+            passages,
             digest,
             size: text.len() as u64,
         };
