@@ -77,8 +77,9 @@ impl Keys {
         let details: Vec<String> = details
             .map(|(property, value)| format!("{property}: {value}"))
             .collect();
-        let audit =
-            NewAuditRow::new("key_created", by, &details.join(", ")).insert_if_created(id, digest);
+        let if_created = "id, name FROM keys WHERE id = $8 AND digest = $9";
+        let audit = NewAuditRow::new("key_created", by, &details.join(", "))
+            .insert_with(if_created, values![id, digest]);
         Ok(self.database.write(&[insert, audit])? == 1)
     }
 
@@ -208,7 +209,7 @@ impl Keys {
                 ],
             )?;
             let audit = NewAuditRow::new("key_changed", by, &before.differences(&after).join(", "));
-            session.run(&bound(&[audit.insert_for(&before.id, &before.name)]), &mut |_, _| Ok(()))?;
+            session.run(&bound(&[audit.insert_with("$8, $9 WHERE true", values![id, &before.name])]), &mut |_, _| Ok(()))?;
             Ok(KeyChanged::Done)
         })
     }
@@ -216,7 +217,9 @@ impl Keys {
     /// Revokes a key for good, from the next request on. Returns false if there is no such key; one
     /// that is revoked already keeps its time.
     pub fn revoke(&self, id: &str, now: i64, by: &Actor) -> Result<bool> {
-        let audit = NewAuditRow::new("key_revoked", by, "").insert_if_not_revoked(id);
+        let if_not_revoked = "id, name FROM keys WHERE id = $8 AND revoked IS NULL";
+        let audit =
+            NewAuditRow::new("key_revoked", by, "").insert_with(if_not_revoked, values![id]);
         let revoke = Statement::new(
             "UPDATE keys SET revoked = coalesce(revoked, $1) WHERE id = $2",
             values![now, id],
