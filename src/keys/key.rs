@@ -31,25 +31,13 @@ impl Key {
     /// The version of everything that can be changed about a key. A form that shows the key carries
     /// it, so that a save does not overwrite a later change.
     pub fn version(&self) -> String {
-        let Self {
-            name,
-            permissions,
-            expires,
-            concurrent,
-            revoked,
-            ..
-        } = self;
-        let all = format!(
-            "{:?}",
-            (
-                name,
-                permissions,
-                expires,
-                concurrent,
-                self.budget(),
-                revoked
-            )
+        let terms = (
+            &self.permissions,
+            self.expires,
+            self.concurrent,
+            self.budget(),
         );
+        let all = format!("{:?}", (&self.name, terms, self.revoked));
         hex::encode(&SecretDigest::of(&all).0[..8])
     }
 

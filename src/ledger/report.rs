@@ -12,7 +12,7 @@ use super::division::divide;
 use super::grouping::{Group, Grouping};
 use super::rollup::{Span, columns, sums_of_rows};
 use super::sums::{Filter, RollupRow, Sums};
-use crate::database::{DatabaseError, Result, SqlValue, values};
+use crate::database::{DatabaseError, Result, Row, Session, SqlValue, values};
 use crate::id::RequestId;
 use crate::when::Range;
 
@@ -31,12 +31,9 @@ impl Ledger {
     pub fn grouped(&self, range: Range, filter: Filter, by: &[Grouping]) -> Result<Vec<UsageRow>> {
         let mut names = HashMap::new();
         if by.contains(&Grouping::Key) {
-            self.database.read(|session| {
-                session.query("SELECT id, name FROM keys", &[], &mut |mut row| {
-                    names.insert(row.column::<String>()?, row.column::<String>()?);
-                    Ok(())
-                })
-            })?;
+            let read = |mut row: Row| Ok((row.column()?, row.column()?));
+            let keys = |session: &Session| session.rows("SELECT id, name FROM keys", &[], read);
+            names = self.database.read(keys)?.into_iter().collect();
         }
         let mut groups = BTreeMap::<Vec<Group>, Sums>::new();
         let span = if by.contains(&Grouping::Hour) {
