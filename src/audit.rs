@@ -9,8 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use serde::Serialize;
 
-use crate::database::Result;
-use crate::database::{Database, Row, SqlValue, Statement, TransactionMode, bound, values};
+use crate::database::{Database, Result, Row, SqlValue, Statement, TransactionMode, bound, values};
 use crate::id::audit_id;
 use crate::mutex::lock;
 use crate::network::ClientNetwork;
@@ -153,39 +152,15 @@ impl NewAuditRow {
         )
     }
 
+    /// Inserts a row that is not about a key.
     pub fn insert(self) -> Statement {
-        self.statement("NULL, NULL WHERE true", [])
+        self.insert_with("NULL, NULL WHERE true", [])
     }
 
-    /// Inserts it if the key has this digest: if this key was created.
-    pub fn insert_if_created(self, key_id: &str, digest: [u8; 32]) -> Statement {
-        self.statement(
-            "id, name FROM keys WHERE id = $8 AND digest = $9",
-            values![key_id, digest],
-        )
-    }
-
-    pub fn insert_if_not_revoked(self, key_id: &str) -> Statement {
-        self.statement(
-            "id, name FROM keys WHERE id = $8 AND revoked IS NULL",
-            values![key_id],
-        )
-    }
-
-    pub fn insert_if_signed_in(self, session: [u8; 32]) -> Statement {
-        self.statement(
-            "NULL, NULL FROM console_tokens WHERE digest = $8",
-            values![session],
-        )
-    }
-
-    pub fn insert_for(self, key_id: &str, key_name: &str) -> Statement {
-        self.statement("$8, $9 WHERE true", values![key_id, key_name])
-    }
-
-    /// A statement that can be repeated, and is settled by the row's id. `key` selects `key_id` and
-    /// `key_name`.
-    fn statement<const N: usize>(self, key: &str, more: [SqlValue; N]) -> Statement {
+    /// Inserts the row with the `key_id` and the `key_name` that `key` selects, or not at all if it
+    /// selects none. The parameters of `key` begin with $8. The statement can be repeated, and is
+    /// settled by the row's id.
+    pub fn insert_with<const N: usize>(self, key: &str, more: [SqlValue; N]) -> Statement {
         let id = self.0[0].clone();
         let mut parameters = self.0;
         parameters.extend(more);
@@ -198,7 +173,7 @@ impl NewAuditRow {
 
 /// Failed sign-ins by address, until they are written.
 #[derive(Default)]
-pub(super) struct FailedSignIns {
+struct FailedSignIns {
     since: i64,
     times: BTreeMap<String, i64>,
 }
@@ -247,8 +222,7 @@ impl Audit {
         let statement = format!("SELECT {COLUMNS} FROM audit WHERE created >= $1 ORDER BY id");
         self.database.run(TransactionMode::Report, |session| {
             session.query(&statement, &values![since], &mut |row| {
-                take(AuditRow::read(row)?);
-                Ok(())
+                AuditRow::read(row).map(&mut take)
             })
         })
     }

@@ -3,11 +3,9 @@
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use rand::Rng;
-
 /// The one id of a request: in the answer, the headers, the log line and the ledger's row.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct RequestId([u8; 16]);
+pub struct RequestId(u128);
 
 impl RequestId {
     /// Makes the id of a request that is complete now.
@@ -19,18 +17,13 @@ impl RequestId {
     /// bits. Ids sort by time, so new rows are next to each other in the ledger's index, however
     /// large it grows. Unique, not secret: the thread's own generator is enough.
     pub fn at(time: SystemTime) -> Self {
-        let mut bytes = [0; 16];
-        rand::rng().fill_bytes(&mut bytes[6..]);
         let time = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-        bytes[..6].copy_from_slice(&time.as_millis().to_be_bytes()[10..]);
-        Self(bytes)
+        Self(time.as_millis() << 80 | rand::random::<u128>() >> 48)
     }
 
     /// When the request was complete, in Unix seconds.
     pub fn created(&self) -> i64 {
-        let mut milliseconds = [0; 8];
-        milliseconds[2..].copy_from_slice(&self.0[..6]);
-        i64::from_be_bytes(milliseconds) / 1000
+        (self.0 >> 80) as i64 / 1000
     }
 
     /// When the request of an id was complete, in Unix seconds; `None` if the text is no id.
@@ -52,13 +45,13 @@ impl RequestId {
 
 impl fmt::Display for RequestId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "chatcmpl_{}", hex::encode(self.0))
+        write!(f, "chatcmpl_{:032x}", self.0)
     }
 }
 
 /// The id of a row of the audit, in the order of time as a request's is.
 pub fn audit_id() -> String {
-    format!("audit_{}", hex::encode(RequestId::now().0))
+    format!("audit_{:032x}", RequestId::now().0)
 }
 
 /// Returns true for a prefix and so many lower-case hexadecimal digits.

@@ -111,7 +111,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::database::{FromValue, Row, Session, SqlValue, Statement, values};
     use crate::ledger::listing::ids;
-    use crate::ledger::report::statements;
+    use crate::ledger::report;
     use crate::ledger::{Filter, Matching, RowFilter, Span, Sums, Verification};
     use crate::when::Range;
 
@@ -354,7 +354,7 @@ pub(crate) mod tests {
             ),
             (&ids(&of_one_key, "DESC", [""; 2], 1).0, "usage_by_key"),
             (
-                &statements(Span::Day)[0],
+                &report::select(Some(Span::Day), Span::Day),
                 "PRIMARY KEY (span=? AND start>? AND start<?)",
             ),
         ] {

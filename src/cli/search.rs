@@ -134,7 +134,7 @@ fn add_path(
             Added::Unchanged => "unchanged",
         };
         *tally.entry(word).or_default() += 1;
-        let passages = count(text.pieces.len() as i64, "passage");
+        let passages = count(text.passages.len() as i64, "passage");
         progress.aside(|| print(&format!("{word}: {} ({passages})\n", file.path.display())))?;
     }
     progress.at("adding", files.len() as u64, files.len() as u64, "files");

@@ -81,22 +81,16 @@ impl Quotation {
 
 /// A passage: its title and source in one line, and below it its text, with a mark before each
 /// line. It has no number: a client does not see the passages, so it could not look a number up.
-fn quote(
-    Passage {
+fn quote(passage: &Passage) -> String {
+    let Passage {
         title,
         source,
         text,
-    }: &Passage,
-) -> String {
-    let mut quoted = format!(
-        "Title: {}",
-        break_tokens(cleaning::cut(&cleaning::one_line(title), MAX_TITLE))
-    );
+    } = passage;
+    let line = |text, most| break_tokens(cleaning::cut(&cleaning::one_line(text), most));
+    let mut quoted = format!("Title: {}", line(title, MAX_TITLE));
     if !source.is_empty() {
-        quoted += &format!(
-            " ({})",
-            break_tokens(cleaning::cut(&cleaning::one_line(source), MAX_SOURCE))
-        );
+        quoted += &format!(" ({})", line(source, MAX_SOURCE));
     }
     let cleaned = cleaning::clean(text);
     let whole = cleaned.trim();

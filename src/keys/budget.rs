@@ -4,11 +4,8 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::database::{DatabaseError, Result};
-use crate::database::{Row, SqlValue, values};
-use crate::when;
-use crate::when::DAY;
-use crate::when::Range;
+use crate::database::{DatabaseError, Result, Row, SqlValue, values};
+use crate::when::{self, DAY, Range};
 
 /// The most tokens of a budget: a runtime that makes a million per second would need eleven days
 /// for them.

@@ -2,14 +2,12 @@
 
 use serde::Serialize;
 
-use crate::database::Result;
-use crate::database::Row;
+use crate::database::{Result, Row};
 use crate::id::has_shape;
 use crate::keys::{Budget, KeyBudget};
 use crate::secret::{SecretDigest, contains_secret};
 use crate::text::{count, grouped, is_unprintable};
-use crate::when;
-use crate::when::DAY;
+use crate::when::{self, DAY};
 
 /// A key as it is stored. The secret is not in it: reading the database does not allow using the
 /// keys.
@@ -33,25 +31,13 @@ impl Key {
     /// The version of everything that can be changed about a key. A form that shows the key carries
     /// it, so that a save does not overwrite a later change.
     pub fn version(&self) -> String {
-        let Self {
-            name,
-            permissions,
-            expires,
-            concurrent,
-            revoked,
-            ..
-        } = self;
-        let all = format!(
-            "{:?}",
-            (
-                name,
-                permissions,
-                expires,
-                concurrent,
-                self.budget(),
-                revoked
-            )
+        let terms = (
+            &self.permissions,
+            self.expires,
+            self.concurrent,
+            self.budget(),
         );
+        let all = format!("{:?}", (&self.name, terms, self.revoked));
         hex::encode(&SecretDigest::of(&all).0[..8])
     }
 
@@ -90,16 +76,13 @@ impl Key {
 
     /// Says in a sentence what it may do.
     pub fn in_words(&self, now: i64) -> String {
-        let state = match (self.revoked, self.expires) {
-            (Some(revoked), _) => Some(("was revoked", revoked)),
-            (None, Some(expires)) if expires <= now => Some(("expired", expires)),
-            (None, _) => None,
-        };
-        if let Some((state, since)) = state {
-            return format!(
-                "No request with it is accepted: it {state} at {}.",
-                when::format_utc(since)
-            );
+        if !self.is_valid(now) {
+            let (state, since) = match self.revoked {
+                Some(_) => ("was revoked", self.revoked),
+                None => ("expired", self.expires),
+            };
+            let since = since.map(when::format_utc).unwrap_or_default();
+            return format!("No request with it is accepted: it {state} at {since}.");
         }
         let permissions: Vec<&str> = self
             .permissions
@@ -128,9 +111,7 @@ impl Key {
     pub fn is_valid(&self, now: i64) -> bool {
         matches!(self.state(now), KeyState::Active | KeyState::Expiring)
     }
-}
 
-impl Key {
     /// Returns whether it allows something that another state of the key does not.
     pub fn is_wider_than(&self, other: &Self) -> bool {
         fn exceeds<T: PartialOrd>(one: Option<T>, other: Option<T>) -> bool {

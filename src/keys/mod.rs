@@ -13,13 +13,12 @@ pub use self::key::{
     parse_concurrent, read_key, time_left,
 };
 use crate::audit::{Actor, NewAuditRow};
-use crate::database::Result;
-use crate::database::{Database, SqlValue, Statement, bound, values};
+use crate::database::{Database, Result, SqlValue, Statement, bound, values};
 use crate::secret::{SecretDigest, secret_hex};
 use crate::when;
 
 const BY_ID: &str = "WHERE id = $3";
-pub(super) const BY_DIGEST: &str = "WHERE digest = $3";
+const BY_DIGEST: &str = "WHERE digest = $3";
 const BY_NAME: &str = "WHERE name = $3 ORDER BY created, id";
 
 /// Whether the text that names a key may be its secret.
@@ -78,8 +77,9 @@ impl Keys {
         let details: Vec<String> = details
             .map(|(property, value)| format!("{property}: {value}"))
             .collect();
-        let audit =
-            NewAuditRow::new("key_created", by, &details.join(", ")).insert_if_created(id, digest);
+        let if_created = "id, name FROM keys WHERE id = $8 AND digest = $9";
+        let audit = NewAuditRow::new("key_created", by, &details.join(", "))
+            .insert_with(if_created, values![id, digest]);
         Ok(self.database.write(&[insert, audit])? == 1)
     }
 
@@ -209,7 +209,7 @@ impl Keys {
                 ],
             )?;
             let audit = NewAuditRow::new("key_changed", by, &before.differences(&after).join(", "));
-            session.run(&bound(&[audit.insert_for(&before.id, &before.name)]), &mut |_, _| Ok(()))?;
+            session.run(&bound(&[audit.insert_with("$8, $9 WHERE true", values![id, &before.name])]), &mut |_, _| Ok(()))?;
             Ok(KeyChanged::Done)
         })
     }
@@ -217,7 +217,9 @@ impl Keys {
     /// Revokes a key for good, from the next request on. Returns false if there is no such key; one
     /// that is revoked already keeps its time.
     pub fn revoke(&self, id: &str, now: i64, by: &Actor) -> Result<bool> {
-        let audit = NewAuditRow::new("key_revoked", by, "").insert_if_not_revoked(id);
+        let if_not_revoked = "id, name FROM keys WHERE id = $8 AND revoked IS NULL";
+        let audit =
+            NewAuditRow::new("key_revoked", by, "").insert_with(if_not_revoked, values![id]);
         let revoke = Statement::new(
             "UPDATE keys SET revoked = coalesce(revoked, $1) WHERE id = $2",
             values![now, id],
@@ -227,7 +229,7 @@ impl Keys {
 }
 
 /// A query for keys with their budgets. $1 and $2 are [`budget_parameters`].
-pub(super) fn select(database: &Database, last_used: &str, condition: &str) -> String {
+fn select(database: &Database, last_used: &str, condition: &str) -> String {
     let budget = budget_columns(days_hint(database));
     format!(
         "SELECT id, name, hint, permissions, created, expires, {last_used}, revoked, concurrent, {budget} FROM keys {condition}"
@@ -244,7 +246,7 @@ fn days_hint(database: &Database) -> &'static str {
 }
 
 /// The parameters of a query for one key.
-pub(super) fn parameters(created: i64, wanted: SqlValue) -> Vec<SqlValue> {
+fn parameters(created: i64, wanted: SqlValue) -> Vec<SqlValue> {
     let [day, month] = budget_parameters(created);
     vec![day, month, wanted]
 }

@@ -1,6 +1,6 @@
 //! The ledger: one row for every request with a valid key, appended once, with its outcome.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -9,8 +9,9 @@ use super::chain::ChainLink;
 use super::group_commit::{GroupCommit, NotWritten};
 use super::rollup::Batch;
 use super::row::{COLUMNS, INSERT, LedgerRow, read_row};
-use crate::database::{Database, DatabaseError, Result};
-use crate::database::{Session, Statement, TransactionMode, bound, values};
+use crate::database::{
+    Database, DatabaseError, Result, Session, Statement, TransactionMode, bound, values,
+};
 
 /// Locks a gateway and reads the end of its chain. Finds nothing if the epoch has changed.
 const READ_HEAD: &str = "SELECT head_seq, head_hash FROM gateways WHERE name = $1 AND epoch = $2";
@@ -19,11 +20,12 @@ const MOVE_HEAD: &str = "UPDATE gateways SET head_seq = $1, head_hash = $2 WHERE
 
 const READ_KEY: &str = "SELECT id, revoked FROM keys WHERE id = $1";
 
-/// A group that was sent to the database: where its chain ends, and which of its rows were left
-/// out.
+/// A group that was sent to the database: where its chain ends, and the result for each row, some
+/// of which may be left out.
+#[derive(Clone)]
 struct SentGroup {
     head: ChainLink,
-    refused: Vec<bool>,
+    results: Vec<Result<()>>,
 }
 
 /// The times when keys were revoked, by id; `None` for a valid one.
@@ -104,14 +106,7 @@ impl Ledger {
         let (sent, _) = self
             .database
             .group(TransactionMode::Append(deadline), work)?;
-        let result = |refused| {
-            if refused {
-                Err(DatabaseError::KeyRevoked)
-            } else {
-                Ok(())
-            }
-        };
-        Ok(sent.refused.into_iter().map(result).collect())
+        Ok(sent.results)
     }
 
     /// Locks the chain and returns the statements that add a group to it. If the answer to an
@@ -123,37 +118,25 @@ impl Ledger {
         sent: Option<&SentGroup>,
     ) -> Result<(SentGroup, Vec<Statement>)> {
         let (head, revoked) = self.lock_chain(session, self.epoch, group)?;
-        if let Some(SentGroup {
-            head: last,
-            refused,
-        }) = sent
-            && last.hash == head.hash
-        {
+        if let Some(sent) = sent.filter(|sent| sent.head.hash == head.hash) {
             // It counts only with a commit of its own: the server may be a primary that was
             // replaced.
-            return Ok((
-                SentGroup {
-                    head,
-                    refused: refused.clone(),
-                },
-                vec![self.move_head(head)],
-            ));
+            return Ok((sent.clone(), vec![self.move_head(head)]));
         }
-        let is_refused = |row: &&LedgerRow| match revoked.as_ref().map(|keys| keys.get(&row.key_id))
+        let check_key = |row: &&LedgerRow| match revoked.as_ref().map(|keys| keys.get(&row.key_id))
         {
-            None => false,
-            Some(key) => {
-                key.is_none_or(|revoked| revoked.is_some_and(|revoked| revoked <= row.created))
-            }
+            Some(None) => Err(DatabaseError::KeyRevoked),
+            Some(Some(Some(revoked))) if *revoked <= row.created => Err(DatabaseError::KeyRevoked),
+            _ => Ok(()),
         };
-        let refused: Vec<bool> = group.iter().map(is_refused).collect();
+        let results: Vec<Result<()>> = group.iter().map(check_key).collect();
         let accepted = group
             .iter()
-            .zip(&refused)
-            .filter(|(_, refused)| !**refused)
+            .zip(&results)
+            .filter(|(_, result)| result.is_ok())
             .map(|(row, _)| *row);
         let (head, statements) = self.append_after(head, accepted);
-        Ok((SentGroup { head, refused }, statements))
+        Ok((SentGroup { head, results }, statements))
     }
 
     /// The statements that append rows to the chain after its end, and the new end.
@@ -191,15 +174,12 @@ impl Ledger {
             ),
             values![&self.gateway, epoch],
         )];
-        let mut revoked = self.database.sqlite().is_none().then(BTreeMap::new);
-        if revoked.is_some() {
-            let mut keys: Vec<&str> = group.iter().map(|row| row.key_id.as_str()).collect();
-            keys.sort_unstable();
-            keys.dedup();
-            statements.extend(
-                keys.into_iter()
-                    .map(|key| Statement::new(READ_KEY, values![key])),
-            );
+        let mut revoked = None;
+        if self.database.sqlite().is_none() {
+            revoked = Some(RevocationTimes::new());
+            let keys: BTreeSet<&str> = group.iter().map(|row| row.key_id.as_str()).collect();
+            let read_key = |key| Statement::new(READ_KEY, values![key]);
+            statements.extend(keys.into_iter().map(read_key));
         }
         let mut head = None;
         session.run(&bound(&statements), &mut |number, mut row| {
@@ -245,12 +225,10 @@ pub mod tests {
 
     use super::*;
     use crate::id::RequestId;
-    use crate::ledger::verify;
-    use crate::ledger::{Filter, Tokens};
+    use crate::ledger::{Filter, Tokens, verify};
     use crate::store::Store;
     use crate::store::tests::{Temporary, while_writing};
-    use crate::when;
-    use crate::when::Range;
+    use crate::when::{self, Range};
 
     /// The id of a row that was created at a second, with an end of its own.
     pub fn id(end: &str, created: i64) -> String {

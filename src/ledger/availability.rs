@@ -56,7 +56,7 @@ impl Availability {
         } else if let Some(error) =
             failures.find(|error| !matches!(error, DatabaseError::KeyRevoked))
         {
-            state.fail(error, Instant::now());
+            state.note_failed_rows(error);
         }
     }
 
@@ -80,37 +80,44 @@ impl Availability {
                 state.is_unproven = true;
             }
             Ok(()) => {}
-            Err(error) => state.note_failed_test(&error, Instant::now()),
+            Err(error) => state.note_failed_test(&error),
         }
     }
 
     /// Notes that a look at the database has found that nothing can be written to it.
     pub fn note_failure(&self, error: &DatabaseError) {
-        lock(&self.0).note_failed_test(error, Instant::now());
+        lock(&self.0).note_failed_test(error);
     }
 }
 
 impl AvailabilityState {
-    fn fail(&mut self, error: &DatabaseError, now: Instant) {
-        if self.failure.is_none() {
+    fn note_failed_rows(&mut self, error: &DatabaseError) {
+        if self.fail(error) {
             let pause = if self.is_unproven {
                 self.pause * 2
             } else {
                 SHORTEST_PAUSE
             };
             self.pause = pause.clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
-            self.next_test = Some(now + self.pause);
-            log_failure(error);
+            self.next_test = Some(Instant::now() + self.pause);
         }
-        self.failure = Some(error.clone());
     }
 
-    fn note_failed_test(&mut self, error: &DatabaseError, now: Instant) {
-        if self.failure.is_none() {
-            log_failure(error);
+    fn note_failed_test(&mut self, error: &DatabaseError) {
+        self.fail(error);
+        self.next_test = Some(Instant::now() + self.pause.max(SHORTEST_PAUSE));
+    }
+
+    /// Returns whether the ledger was available before.
+    fn fail(&mut self, error: &DatabaseError) -> bool {
+        let was_available = self.failure.replace(error.clone()).is_none();
+        // The engine logs by itself that the database is lost, and that it is back.
+        if was_available && !matches!(error, DatabaseError::Unavailable(_)) {
+            log::error!(
+                "the ledger can't be written: {error}. Requests get 503, and the runtime is not called"
+            );
         }
-        self.failure = Some(error.clone());
-        self.next_test = Some(now + self.pause.max(SHORTEST_PAUSE));
+        was_available
     }
 
     fn recover(&mut self) {
@@ -119,15 +126,6 @@ impl AvailabilityState {
             None | Some(DatabaseError::Unavailable(_)) => {}
             Some(_) => log::info!("the ledger can be written again"),
         }
-    }
-}
-
-/// The engine logs by itself that the database is lost, and that it is back.
-fn log_failure(error: &DatabaseError) {
-    if !matches!(error, DatabaseError::Unavailable(_)) {
-        log::error!(
-            "the ledger can't be written: {error}. Requests get 503, and the runtime is not called"
-        );
     }
 }
 

@@ -40,29 +40,11 @@ impl ChainLink {
 /// chain. It does not cover the gateway, which rows of earlier versions do not have: a row that is
 /// moved to another chain breaks both.
 fn row_hash(row: &LedgerRow, seq: i64, predecessor: &[u8; 32]) -> [u8; 32] {
-    let mut hasher = Sha256::new();
-    hasher.update(predecessor);
-    let mut part = |bytes: Option<&[u8]>| {
-        // Each part has its length, so that no two rows have the same bytes.
-        match bytes {
-            None => hasher.update([0xff; 4]),
-            Some(bytes) => {
-                let length =
-                    u32::try_from(bytes.len()).expect("a column should have less than 4 GiB");
-                hasher.update(length.to_le_bytes());
-                hasher.update(bytes);
-            }
-        }
-    };
-    let error_code = row.error_code.as_deref();
-    for text in [
-        Some(row.request_id.as_str()),
-        Some(&row.key_id),
-        Some(&row.key_name),
-        error_code,
-    ] {
-        part(text.map(str::as_bytes));
-    }
+    let mut hasher = RowHasher(Sha256::new_with_prefix(predecessor));
+    hasher.add(Some(&row.request_id));
+    hasher.add(Some(&row.key_id));
+    hasher.add(Some(&row.key_name));
+    hasher.add(row.error_code.as_ref());
     let Tokens {
         prompt_tokens,
         completion_tokens,
@@ -76,38 +58,38 @@ fn row_hash(row: &LedgerRow, seq: i64, predecessor: &[u8; 32]) -> [u8; 32] {
         completion_tokens,
         total_tokens,
     ] {
-        part(
-            number
-                .map(i64::to_le_bytes)
-                .as_ref()
-                .map(<[u8; 8]>::as_slice),
-        );
+        hasher.add(number.map(i64::to_le_bytes));
     }
     for time in [row.duration_ms, row.queue_ms, row.runtime_ms] {
-        part(time.map(f64::to_le_bytes).as_ref().map(<[u8; 8]>::as_slice));
+        hasher.add(time.map(f64::to_le_bytes));
     }
-    part(Some(&[row.grounded.into()]));
+    hasher.add(Some([u8::from(row.grounded)]));
     // Rows that are older than these columns have null in them, and keep the hash that they were
     // made with.
     if row.search_reason.is_some() || row.search_results.is_some() || row.search_ms.is_some() {
-        part(Some(row.search_reason.as_deref().unwrap_or("").as_bytes()));
-        part(
-            row.search_results
-                .map(i64::to_le_bytes)
-                .as_ref()
-                .map(<[u8; 8]>::as_slice),
-        );
-        part(
-            row.search_ms
-                .map(f64::to_le_bytes)
-                .as_ref()
-                .map(<[u8; 8]>::as_slice),
-        );
+        hasher.add(Some(row.search_reason.as_deref().unwrap_or("")));
+        hasher.add(row.search_results.map(i64::to_le_bytes));
+        hasher.add(row.search_ms.map(f64::to_le_bytes));
     }
-    if let Some(cause) = &row.cause {
-        part(Some(cause.as_bytes()));
+    if row.cause.is_some() {
+        hasher.add(row.cause.as_ref());
     }
-    hasher.finalize().into()
+    hasher.0.finalize().into()
+}
+
+struct RowHasher(Sha256);
+
+impl RowHasher {
+    /// Adds a column. Each has its length, so that no two rows have the same bytes.
+    fn add(&mut self, column: Option<impl AsRef<[u8]>>) {
+        let Some(column) = column else {
+            return self.0.update([0xff; 4]);
+        };
+        let bytes = column.as_ref();
+        let length = u32::try_from(bytes.len()).expect("a column should have less than 4 GiB");
+        self.0.update(length.to_le_bytes());
+        self.0.update(bytes);
+    }
 }
 
 /// A place in a gateway's chain, as an operator notes it elsewhere.

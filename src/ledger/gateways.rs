@@ -6,8 +6,7 @@ use time::OffsetDateTime;
 
 use super::append::Ledger;
 use crate::database::postgres::session_lock::SessionLock;
-use crate::database::values;
-use crate::database::{DatabaseError, Result};
+use crate::database::{DatabaseError, Result, values};
 
 /// The seconds that a gateway's clock may be off the database's: ids and expiry use it.
 pub const CLOCK_SLACK: f64 = 2.0;

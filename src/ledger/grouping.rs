@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use serde_json::Value;
 
 use super::sums::RollupRow;
-use crate::when::DAY;
+use crate::when;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grouping {
@@ -51,14 +51,12 @@ impl Grouping {
     }
 
     pub(super) fn group(self, row: &RollupRow) -> Group {
-        let day = || date(row.start.div_euclid(DAY));
+        // The first characters of a time such as `2026-11-16T13:00:00Z`.
+        let time = |length| Some(when::iso(row.start)?.get(..length)?.to_owned());
         match self {
-            Self::Hour => {
-                let hour = row.start.rem_euclid(DAY) / 3600;
-                (None, Some(format!("{}T{hour:02}:00Z", day())))
-            }
-            Self::Day => (None, Some(day())),
-            Self::Month => (None, day().rsplit_once('-').map(|(month, _)| month.into())),
+            Self::Hour => (None, time(13).map(|hour| hour + ":00Z")),
+            Self::Day => (None, time(10)),
+            Self::Month => (None, time(7)),
             Self::Key => (None, Some(row.key_id.clone())),
             Self::Status => (row.status, row.error_code.clone()),
             Self::Gateway => (None, Some(row.gateway.clone())),
@@ -85,9 +83,3 @@ impl Grouping {
 
 /// The status and the text that name a group. Groups are in their order.
 pub(super) type Group = (Option<i64>, Option<String>);
-
-/// A day since 1970 as people write it.
-fn date(day: i64) -> String {
-    time::OffsetDateTime::from_unix_timestamp(day.saturating_mul(DAY))
-        .map_or_else(|_| day.to_string(), |time| time.date().to_string())
-}

@@ -1,10 +1,8 @@
 //! The ledger's rows for people: the newest first, in pages, or the oldest first, for an export.
 
 use super::append::Ledger;
-use super::row::LedgerRow;
-use super::row::{COLUMNS, read_row};
-use crate::database::Result;
-use crate::database::SqlValue;
+use super::row::{COLUMNS, LedgerRow, read_row};
+use crate::database::{Result, SqlValue};
 use crate::id::RequestId;
 use crate::when::Range;
 

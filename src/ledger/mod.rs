@@ -32,12 +32,12 @@ pub use listing::{Listing, Matching, RowFilter, SEARCHED_ROWS};
 pub use report::UsageRow;
 pub use retention::RetentionState;
 pub use rollup::Span;
-/// A query for the number of rows of a ledger, of any version.
-pub const ROWS: &str = "SELECT count(*) FROM usage";
-
 pub use row::{LedgerRow, Tokens};
 pub use schema::SCHEMA;
 pub use serve_lock::ServeLock;
 pub use sums::{Filter, RollupRow, Sums};
 pub use sums_check::UnprovenSums;
 pub use verify::{HeadStatus, Verification, verify};
+
+/// A query for the number of rows of a ledger, of any version.
+pub const ROWS: &str = "SELECT count(*) FROM usage";

@@ -8,12 +8,11 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::append::Ledger;
-use super::division::Division;
+use super::division::divide;
 use super::grouping::{Group, Grouping};
-use super::rollup::Span;
+use super::rollup::{Span, columns, sums_of_rows};
 use super::sums::{Filter, RollupRow, Sums};
-use crate::database::{DatabaseError, Result};
-use crate::database::{SqlValue, values};
+use crate::database::{DatabaseError, Result, Row, Session, SqlValue, values};
 use crate::id::RequestId;
 use crate::when::Range;
 
@@ -32,12 +31,9 @@ impl Ledger {
     pub fn grouped(&self, range: Range, filter: Filter, by: &[Grouping]) -> Result<Vec<UsageRow>> {
         let mut names = HashMap::new();
         if by.contains(&Grouping::Key) {
-            self.database.read(|session| {
-                session.query("SELECT id, name FROM keys", &[], &mut |mut row| {
-                    names.insert(row.column::<String>()?, row.column::<String>()?);
-                    Ok(())
-                })
-            })?;
+            let read = |mut row: Row| Ok((row.column()?, row.column()?));
+            let keys = |session: &Session| session.rows("SELECT id, name FROM keys", &[], read);
+            names = self.database.read(keys)?.into_iter().collect();
         }
         let mut groups = BTreeMap::<Vec<Group>, Sums>::new();
         let span = if by.contains(&Grouping::Hour) {
@@ -108,31 +104,23 @@ impl Ledger {
 
     /// Fails if retention has removed the rows of an hour that a range cuts.
     pub fn check_rows_of(&self, range: Range) -> Result<()> {
-        self.database.read(|session| {
-            Division {
-                session,
-                parts: Vec::new(),
-            }
-            .divide(range, Span::Day)
-        })
+        self.database
+            .read(|session| divide(session, range, Span::Day).map(drop))
     }
 
     /// Extends a range to full hours if it cuts hours whose rows retention has removed.
     pub fn answerable(&self, range: Range) -> Result<Range> {
         match self.check_rows_of(range) {
             Err(DatabaseError::RowsRemoved(hour)) => {
-                let end = hour + Span::Hour.seconds();
-                let since = if (hour..end).contains(&range.since) {
-                    hour
-                } else {
-                    range.since
-                };
-                let until = if (hour..end).contains(&range.until) {
-                    end
-                } else {
-                    range.until
-                };
-                self.answerable(Range { since, until })
+                let hour = hour..hour + Span::Hour.seconds();
+                let mut wider = range;
+                if hour.contains(&range.since) {
+                    wider.since = hour.start;
+                }
+                if hour.contains(&range.until) {
+                    wider.until = hour.end;
+                }
+                self.answerable(wider)
             }
             checked => checked.map(|()| range),
         }
@@ -148,25 +136,19 @@ impl Ledger {
         filter: Filter,
         mut take: impl FnMut(RollupRow),
     ) -> Result<()> {
-        if range.until <= range.since {
-            return Ok(());
-        }
-        let mut parameters = values![0_i64, 0_i64, filter.key_id, filter.gateway];
         self.database.read(|session| {
-            let mut division = Division {
-                session,
-                parts: Vec::new(),
-            };
-            division.divide(range, span)?;
-            for (source, from, to) in division.parts {
-                let [spans, rows] = statements(source.unwrap_or(span));
+            for (source, part) in divide(session, range, span)? {
                 let bound = |time: i64| match source {
                     Some(_) => SqlValue::from(time),
                     None => RequestId::from(time).into(),
                 };
-                (parameters[0], parameters[1]) = (bound(from), bound(to));
-                let statement = if source.is_some() { spans } else { rows };
-                session.query(&statement, &parameters, &mut |row| {
+                let parameters = values![
+                    bound(part.since),
+                    bound(part.until),
+                    filter.key_id,
+                    filter.gateway
+                ];
+                session.query(&select(source, span), &parameters, &mut |row| {
                     RollupRow::read(row, span).map(&mut take)
                 })?;
             }
@@ -175,25 +157,22 @@ impl Ledger {
     }
 }
 
-/// The statements for whole spans and for rows, both with the columns of `RollupRow`.
-pub fn statements(span: Span) -> [String; 2] {
-    let seconds = span.seconds();
+/// A query for sums, from the spans of the rollup or, without a source, from the rows.
+pub fn select(source: Option<Span>, span: Span) -> String {
     let wanted =
         "(CAST($3 AS TEXT) IS NULL OR key_id = $3) AND (CAST($4 AS TEXT) IS NULL OR gateway = $4)";
-    let spans = format!(
-        "SELECT start, key_id, status, error_code, gateway, requests, prompt_tokens, completion_tokens, total_tokens,
-         unmeasured FROM usage_rollup
-         WHERE span = {seconds} AND start >= $1 AND start < $2 AND {wanted} ORDER BY start"
-    );
-    let rows = format!(
-        "SELECT created / {seconds} * {seconds}, key_id, coalesce(status, 0), coalesce(error_code, ''), gateway,
-         count(*), CAST(coalesce(sum(prompt_tokens), 0) AS BIGINT),
-         CAST(coalesce(sum(completion_tokens), 0) AS BIGINT), CAST(coalesce(sum(total_tokens), 0) AS BIGINT),
-         count(*) FILTER (WHERE status = 200 AND total_tokens IS NULL)
-         FROM usage WHERE request_id >= $1 AND request_id < $2 AND {wanted}
-         GROUP BY 1, 2, 3, 4, 5 ORDER BY 1"
-    );
-    [spans, rows]
+    match source {
+        Some(source) => format!(
+            "SELECT {} FROM usage_rollup
+             WHERE span = {} AND start >= $1 AND start < $2 AND {wanted} ORDER BY start",
+            columns(),
+            source.seconds()
+        ),
+        None => {
+            let condition = format!("request_id >= $1 AND request_id < $2 AND {wanted}");
+            sums_of_rows(span.seconds(), &condition) + " ORDER BY 2"
+        }
+    }
 }
 
 #[cfg(test)]

@@ -2,8 +2,7 @@
 
 use super::append::Ledger;
 use super::chain::ChainLink;
-use crate::database::Result;
-use crate::database::{Session, values};
+use crate::database::{Result, Session, values};
 use crate::id::RequestId;
 use crate::when::DAY;
 

@@ -1,6 +1,7 @@
 //! The rollup: sums of the rows by hour and by day. sums.rs reads it.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use super::row::{LedgerRow, Tokens};
 use crate::database::{SqlValue, Statement, values};
@@ -40,37 +41,33 @@ pub(super) const FIGURES: [&str; 5] = [
     "unmeasured",
 ];
 
-/// The place of rows and their figures, as columns for a query that is grouped by the place.
-pub(super) fn figures_of_rows(span: i64) -> String {
-    format!(
-        "{span}, created / {span} * {span}, key_id, key_name, coalesce(status, 0), coalesce(error_code, ''), gateway,
-         count(*), CAST(coalesce(sum(prompt_tokens), 0) AS BIGINT),
-         CAST(coalesce(sum(completion_tokens), 0) AS BIGINT), CAST(coalesce(sum(total_tokens), 0) AS BIGINT),
-         count(*) FILTER (WHERE status = 200 AND total_tokens IS NULL)"
-    )
+/// The columns of the rollup.
+pub(super) fn columns() -> String {
+    format!("{PLACE}, {}", FIGURES.join(", "))
 }
 
-/// A statement that makes the sums of some rows.
-pub(super) fn insert_from_rows(span: i64, condition: &str) -> String {
+/// A query for the sums of some rows, with the columns of the rollup.
+pub(super) fn sums_of_rows(span: i64, condition: &str) -> String {
     format!(
-        "INSERT INTO usage_rollup ({PLACE}, {}) SELECT {} FROM usage WHERE {condition} GROUP BY 1, 2, 3, 4, 5, 6, 7",
-        FIGURES.join(", "),
-        figures_of_rows(span)
+        "SELECT {span}, created / {span} * {span}, key_id, key_name, coalesce(status, 0), coalesce(error_code, ''), gateway,
+         count(*), CAST(coalesce(sum(prompt_tokens), 0) AS BIGINT),
+         CAST(coalesce(sum(completion_tokens), 0) AS BIGINT), CAST(coalesce(sum(total_tokens), 0) AS BIGINT),
+         count(*) FILTER (WHERE status = 200 AND total_tokens IS NULL)
+         FROM usage WHERE {condition} GROUP BY 1, 2, 3, 4, 5, 6, 7"
     )
 }
 
 /// Adds figures to those of a place. A runtime's figures are at most 1,000,000,000, so sums do not
 /// overflow.
-const UPSERT: &str =
-    "INSERT INTO usage_rollup (span, start, key_id, key_name, status, error_code, gateway, requests,
-    prompt_tokens, completion_tokens, total_tokens, unmeasured)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
-    ON CONFLICT (span, start, key_id, key_name, status, error_code, gateway) DO UPDATE SET
-    requests = usage_rollup.requests + excluded.requests,
-    prompt_tokens = usage_rollup.prompt_tokens + excluded.prompt_tokens,
-    completion_tokens = usage_rollup.completion_tokens + excluded.completion_tokens,
-    total_tokens = usage_rollup.total_tokens + excluded.total_tokens,
-    unmeasured = usage_rollup.unmeasured + excluded.unmeasured";
+static UPSERT: LazyLock<String> = LazyLock::new(|| {
+    let add = |figure| format!("{figure} = usage_rollup.{figure} + excluded.{figure}");
+    format!(
+        "INSERT INTO usage_rollup ({}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+         ON CONFLICT ({PLACE}) DO UPDATE SET {}",
+        columns(),
+        FIGURES.map(add).join(", ")
+    )
+});
 
 /// A place in the rollup: its length, its start, and what its rows have in common.
 type RollupKey<'a> = (i64, i64, &'a str, &'a str, i64, &'a str, &'a str);
@@ -115,7 +112,7 @@ impl<'a> Batch<'a> {
                 .into_iter()
                 .chain(figures.map(SqlValue::from))
                 .collect();
-            Statement::new(UPSERT, parameters)
+            Statement::new(UPSERT.as_str(), parameters)
         })
     }
 }

@@ -2,8 +2,7 @@
 
 use serde::Serialize;
 
-use crate::database::Result;
-use crate::database::{Row, SqlValue, values};
+use crate::database::{Result, Row, SqlValue, values};
 use crate::text::{cells, csv_line};
 use crate::when;
 
@@ -83,16 +82,21 @@ fn csv_line_with_time(mut cells: Vec<String>, time: String) -> String {
     csv_line(&cells)
 }
 
-pub const COLUMNS: &str =
-    "request_id, key_id, key_name, created, status, error_code, prompt_tokens,
-    completion_tokens, total_tokens, duration_ms, queue_ms, runtime_ms, grounded, search_reason,
-    search_results, search_ms, seq, gateway, cause";
+macro_rules! columns {
+    () => {
+        "request_id, key_id, key_name, created, status, error_code, prompt_tokens,
+         completion_tokens, total_tokens, duration_ms, queue_ms, runtime_ms, grounded,
+         search_reason, search_results, search_ms, seq, gateway, cause"
+    };
+}
+pub const COLUMNS: &str = columns!();
 
 /// Inserts a row: [`COLUMNS`] and its hash.
-pub(super) const INSERT: &str = "INSERT INTO usage (request_id, key_id, key_name, created, status, error_code,
-    prompt_tokens, completion_tokens, total_tokens, duration_ms, queue_ms, runtime_ms, grounded, search_reason,
-    search_results, search_ms, seq, gateway, cause, hash)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20)";
+pub(super) const INSERT: &str = concat!(
+    "INSERT INTO usage (",
+    columns!(),
+    ", hash) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20)"
+);
 
 impl LedgerRow {
     /// The parameters of [`INSERT`], for a place in the chain.

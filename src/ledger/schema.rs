@@ -1,7 +1,7 @@
 //! The tables, and the upgrades that bring those of an earlier version to the present one, in the
 //! transaction that notes the new version.
 
-use super::rollup::insert_from_rows;
+use super::rollup::{columns, sums_of_rows};
 use crate::database::{Result, Schema, Session};
 
 /// The tables of the ledger, the keys, the audit and the console's sessions.
@@ -57,12 +57,9 @@ fn restore_hours(session: &Session) -> Result<()> {
         &format!("DELETE FROM usage_rollup WHERE span = 3600 AND start >= {since}"),
         &[],
     )?;
-    session
-        .execute(
-            &insert_from_rows(3600, &format!("created / 3600 * 3600 >= {since}")),
-            &[],
-        )
-        .map(drop)
+    let sums = sums_of_rows(3600, &format!("created / 3600 * 3600 >= {since}"));
+    let insert = format!("INSERT INTO usage_rollup ({}) {sums}", columns());
+    session.execute(&insert, &[]).map(drop)
 }
 
 #[cfg(test)]

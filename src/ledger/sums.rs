@@ -80,9 +80,12 @@ pub struct RollupRow {
 }
 
 impl RollupRow {
+    /// Reads the columns of the rollup, of which it leaves out the span and the key's name.
     pub(super) fn read(mut row: Row, span: Span) -> Result<Self> {
+        row.column::<i64>()?;
         // The rollup may have been read by shorter spans.
         let (start, key_id) = (span.start(row.column()?), row.column()?);
+        row.column::<String>()?;
         let status = Some(row.column()?).filter(|&status| status != 0);
         let error_code = Some(row.column()?).filter(|code: &String| !code.is_empty());
         let (gateway, requests) = (row.column()?, row.column()?);

@@ -8,9 +8,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::fault::Fault;
-use super::rollup::{FIGURES, PLACE, Span, figures_of_rows};
-use crate::database::Result;
-use crate::database::{Row, Session, values};
+use super::rollup::{FIGURES, PLACE, Span, columns, sums_of_rows};
+use crate::database::{Result, Row, Session, values};
 use crate::id::RequestId;
 use crate::progress::Progress;
 use crate::when::DAY;
@@ -32,68 +31,78 @@ pub(super) struct SumsCheck {
 }
 
 pub(super) fn compare(session: &Session, progress: &Progress) -> Result<SumsCheck> {
-    let chains = "SELECT name, anchor_seq, head_seq FROM gateways ORDER BY name";
-    let chains: Vec<(String, i64, i64)> = session.rows(chains, &[], |mut row| {
-        Ok((row.column()?, row.column()?, row.column()?))
+    let chains = "SELECT name, anchor_seq, head_seq FROM gateways";
+    let chains = session.rows(chains, &[], |mut row| {
+        let (name, removed, rows) = (row.column()?, row.column()?, row.column()?);
+        let missing = 0;
+        Ok((
+            name,
+            Chain {
+                removed,
+                rows,
+                missing,
+            },
+        ))
     })?;
     let mut missing = MissingRows {
-        removed: chains
-            .iter()
-            .map(|(name, anchor, _)| (name.clone(), *anchor))
-            .collect(),
-        counted: BTreeMap::new(),
+        chains: chains.into_iter().collect(),
         unproven: None,
     };
-    let fault = match missing.compare_other_spans(session)? {
-        None => missing.compare_days(session, progress)?,
-        fault => fault,
-    };
-    let wrong_total = || {
-        chains.into_iter().find_map(|(gateway, anchor, head)| {
-            let counted = missing.counted.get(&gateway).copied().unwrap_or(0);
-            let requests = head - anchor + counted;
-            (counted != anchor).then_some(Fault::Total {
-                gateway,
-                requests,
-                rows: head,
-            })
+    let mut fault = find_other_span(session)?;
+    if fault.is_none() {
+        fault = missing.compare_days(session, progress)?;
+    }
+    let MissingRows { chains, unproven } = missing;
+    let wrong_total = |(gateway, chain): (String, Chain)| {
+        let Chain {
+            removed,
+            rows,
+            missing,
+        } = chain;
+        (missing != removed).then_some(Fault::Total {
+            gateway,
+            requests: rows - removed + missing,
+            rows,
         })
     };
-    let fault = fault.or_else(wrong_total);
     let sums: i64 = session.value("SELECT count(*) FROM usage_rollup", &[])?;
-    let unproven = missing.unproven.map_or(0, |unproven| unproven.count);
     Ok(SumsCheck {
-        proven: (sums as u64).saturating_sub(unproven),
-        unproven: missing.unproven,
-        fault,
+        proven: (sums as u64).saturating_sub(unproven.map_or(0, |unproven| unproven.count)),
+        unproven,
+        fault: fault.or_else(|| chains.into_iter().find_map(wrong_total)),
+    })
+}
+
+/// Sums of other spans than hours and days belong to no rows.
+fn find_other_span(session: &Session) -> Result<Option<Fault>> {
+    let other =
+        "SELECT span, start, key_id FROM usage_rollup WHERE span NOT IN (3600, 86400) LIMIT 1";
+    session.first(other, &[], |mut row| {
+        Ok(Fault::Sums {
+            span: row.column()?,
+            start: row.column()?,
+            key_id: row.column()?,
+            difference: "there are no such rows".into(),
+        })
     })
 }
 
 /// The requests that sums count and no row has any more.
 struct MissingRows {
-    /// The number of rows that retention has removed, by gateway.
-    removed: BTreeMap<String, i64>,
-    /// The requests that the sums have more than the rows, by gateway.
-    counted: BTreeMap<String, i64>,
+    /// By the name of the gateway.
+    chains: BTreeMap<String, Chain>,
     unproven: Option<UnprovenSums>,
 }
 
-impl MissingRows {
-    /// Sums of other spans than hours and days belong to no rows.
-    fn compare_other_spans(&self, session: &Session) -> Result<Option<Fault>> {
-        let other =
-            "SELECT span, start, key_id FROM usage_rollup WHERE span NOT IN (3600, 86400) LIMIT 1";
-        session.first(other, &[], |mut row| {
-            let (span, start, key_id) = (row.column()?, row.column()?, row.column()?);
-            Ok(Fault::Sums {
-                span,
-                start,
-                key_id,
-                difference: "there are no such rows".into(),
-            })
-        })
-    }
+struct Chain {
+    /// The number of rows that the chain has had, with those that retention has removed.
+    rows: i64,
+    removed: i64,
+    /// The requests that the sums have more than the rows.
+    missing: i64,
+}
 
+impl MissingRows {
     /// Compares every day that has rows or sums.
     fn compare_days(&mut self, session: &Session, progress: &Progress) -> Result<Option<Fault>> {
         let first_row = "SELECT min(request_id) FROM usage WHERE request_id >= $1";
@@ -116,27 +125,22 @@ impl MissingRows {
             };
             let until = day.saturating_add(DAY);
             let ids = [day, until].map(RequestId::from);
-            let differences = session.rows(
-                &hours,
-                &values![day, until, &ids[0], &ids[1]],
-                Difference::read,
-            )?;
+            let in_hours = values![day, until, &ids[0], &ids[1]];
+            let mut differences = session.rows(&hours, &in_hours, Difference::read)?;
+            for hour in &differences {
+                self.add_unproven(hour.start, hour.span);
+            }
+            differences.extend(session.rows(&days, &values![day, until], Difference::read)?);
+            // The day of an hour that can't be proven can't be proven either.
             let mut day_places = BTreeSet::new();
             for difference in differences {
-                self.add_unproven(difference.start, difference.span);
-                // The day of an hour that can't be proven can't be proven either.
-                day_places.insert(difference.rest.clone());
+                if day_places.insert(difference.rest.clone()) {
+                    self.add_unproven(day, DAY);
+                }
                 if let Some(fault) = self.add(difference) {
                     return Ok(Some(fault));
                 }
             }
-            for difference in session.rows(&days, &values![day, until], Difference::read)? {
-                day_places.insert(difference.rest.clone());
-                if let Some(fault) = self.add(difference) {
-                    return Ok(Some(fault));
-                }
-            }
-            day_places.iter().for_each(|_| self.add_unproven(day, DAY));
             (from, done) = (until, done + 1);
         }
     }
@@ -144,23 +148,20 @@ impl MissingRows {
     /// Adds the requests that sums have more than the rows, of a gateway that has lost rows to
     /// retention. Any other difference is a fault.
     fn add(&mut self, difference: Difference) -> Option<Fault> {
-        let missing = difference.kept[0].saturating_sub(difference.counted[0]);
-        let is_removed = self
-            .removed
-            .get(&difference.gateway)
-            .is_some_and(|removed| *removed > 0)
-            && missing > 0
-            && difference
-                .kept
+        let Difference { kept, counted, .. } = difference;
+        let missing = kept[0].saturating_sub(counted[0]);
+        let has_less = missing <= 0
+            || kept
                 .iter()
-                .zip(difference.counted)
-                .all(|(kept, counted)| *kept >= counted);
-        if !is_removed {
-            return Some(difference.into_fault());
+                .zip(counted)
+                .any(|(kept, counted)| *kept < counted);
+        match self.chains.get_mut(&difference.gateway) {
+            Some(chain) if chain.removed > 0 && !has_less => {
+                chain.missing = chain.missing.saturating_add(missing);
+                None
+            }
+            _ => Some(difference.into_fault()),
         }
-        let counted = self.counted.entry(difference.gateway).or_default();
-        *counted = counted.saturating_add(missing);
-        None
     }
 
     fn add_unproven(&mut self, start: i64, span: i64) {
@@ -176,36 +177,25 @@ impl MissingRows {
 /// A query for the hours of a day that differ from their rows. $1 and $2 are the day, $3 and $4 its
 /// ids.
 fn hours_and_rows() -> String {
-    let kept = format!(
-        "SELECT {PLACE}, {} FROM usage_rollup WHERE span = 3600 AND start >= $1 AND start < $2",
-        FIGURES.join(", ")
-    );
-    let counted = format!(
-        "SELECT {} FROM usage WHERE request_id >= $3 AND request_id < $4 GROUP BY 1, 2, 3, 4, 5, 6, 7",
-        figures_of_rows(3600)
-    );
-    differences(&kept, &counted)
+    let counted = sums_of_rows(3600, "request_id >= $3 AND request_id < $4");
+    differences(3600, &counted)
 }
 
 /// A query for the sums of a day that differ from those of its hours. $1 and $2 are the day.
 fn days_and_hours() -> String {
-    let kept = format!(
-        "SELECT {PLACE}, {} FROM usage_rollup WHERE span = 86400 AND start >= $1 AND start < $2",
-        FIGURES.join(", ")
-    );
-    let sums = FIGURES
-        .map(|figure| format!("CAST(sum({figure}) AS BIGINT)"))
-        .join(", ");
+    let sums = FIGURES.map(|figure| format!("CAST(sum({figure}) AS BIGINT)"));
     let counted = format!(
-        "SELECT 86400, start / 86400 * 86400, key_id, key_name, status, error_code, gateway, {sums} FROM usage_rollup
-         WHERE span = 3600 AND start >= $1 AND start < $2 GROUP BY 1, 2, 3, 4, 5, 6, 7"
+        "SELECT 86400, start / 86400 * 86400, key_id, key_name, status, error_code, gateway, {} FROM usage_rollup
+         WHERE span = 3600 AND start >= $1 AND start < $2 GROUP BY 1, 2, 3, 4, 5, 6, 7",
+        sums.join(", ")
     );
-    differences(&kept, &counted)
+    differences(86_400, &counted)
 }
 
-/// A query for the places at which two queries differ: the sums as they are kept, and as they
-/// should be.
-fn differences(kept: &str, counted: &str) -> String {
+/// A query for the places of a span at which the sums that are kept differ from those that a query
+/// counts. $1 and $2 are the time.
+fn differences(span: i64, counted: &str) -> String {
+    let columns = columns();
     // Each side has a place at most once, so the greatest figure of a side is its only one.
     let figure = |figure: &str, is_kept: u8| {
         format!("coalesce(max({figure}) FILTER (WHERE is_kept = {is_kept}), 0)")
@@ -215,13 +205,13 @@ fn differences(kept: &str, counted: &str) -> String {
         .map(|name| format!("{} <> {}", figure(name, 1), figure(name, 0)))
         .join(" OR ");
     format!(
-        "WITH kept AS ({kept}), counted ({PLACE}, {figures}) AS ({counted}),
+        "WITH kept AS (SELECT {columns} FROM usage_rollup WHERE span = {span} AND start >= $1 AND start < $2),
+         counted ({columns}) AS ({counted}),
          sides AS (SELECT 1 AS is_kept, kept.* FROM kept UNION ALL SELECT 0, counted.* FROM counted)
          SELECT {PLACE}, CAST(sum(is_kept) AS BIGINT), count(*), {}, {} FROM sides
          GROUP BY {PLACE} HAVING count(*) <> 2 OR {differs} ORDER BY start",
         side(1),
         side(0),
-        figures = FIGURES.join(", "),
     )
 }
 

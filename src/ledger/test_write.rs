@@ -6,13 +6,15 @@ use super::append::Ledger;
 use super::rollup::Span;
 use super::row::LedgerRow;
 use super::schema::SCHEMA;
-use crate::database::{DatabaseError, Result};
-use crate::database::{Session, Statement, bound, values};
+use crate::database::{DatabaseError, Result, Session, Statement, bound, values};
 use crate::id::RequestId;
 
 const DELETE_ROW: &str = "DELETE FROM usage WHERE request_id = $1";
 const DELETE_SUMS: &str =
     "DELETE FROM usage_rollup WHERE span = $1 AND start = $2 AND key_id = $3 AND key_name = $4";
+
+const NO_GATEWAY: &str = "the row of this gateway is missing in the table gateways: restore a backup, or restart the \
+    service, which inserts a new one";
 
 impl Ledger {
     /// Tests whether a request would succeed: looks up a key, appends a row and removes it again.
@@ -96,11 +98,10 @@ impl Ledger {
     pub(super) fn identify(&self, session: &Session) -> Result<i64> {
         self.database.check_version(session, &SCHEMA)?;
         let epoch = "SELECT epoch FROM gateways WHERE name = $1";
-        let epoch = session.first(epoch, &values![&self.gateway], |mut row| {
-            row.column::<i64>()
-        })?;
+        let epoch: Option<i64> =
+            session.first(epoch, &values![&self.gateway], |mut row| row.column())?;
         // A command that is not a gateway has no epoch of its own.
-        match epoch.ok_or_else(no_gateway)? {
+        match epoch.ok_or_else(|| DatabaseError::Other(NO_GATEWAY.into()))? {
             epoch if self.epoch == 0 || epoch == self.epoch => Ok(epoch),
             _ => Err(DatabaseError::Fenced),
         }
@@ -111,14 +112,6 @@ impl Ledger {
         let clock = format!("SELECT {}", self.database.clock());
         self.database.read(|session| session.value(&clock, &[]))
     }
-}
-
-fn no_gateway() -> DatabaseError {
-    DatabaseError::Other(
-        "the row of this gateway is missing in the table gateways: restore a backup, or restart the service, which inserts \
-         a new one"
-            .into(),
-    )
 }
 
 #[cfg(test)]

@@ -103,39 +103,28 @@ fn walk(session: &Session, progress: &Progress) -> Result<Verification> {
         progress.at("verifying the rows", rows, all_rows, "rows");
         let stored: Option<Vec<u8>> = columns.column()?;
         let row = read_row(columns)?;
+        let request_id = row.request_id.clone();
         let Some((last, _)) = chains.get_mut(&row.gateway) else {
-            fault = Some(Fault::Changed {
-                request_id: row.request_id,
-            });
+            fault = Some(Fault::Changed { request_id });
             return Ok(());
         };
         let link = last.following(&row);
-        let missing = row.seq.map(|seq| seq - link.seq);
         // The sums are compared by the time in the id.
         let is_sound = stored.as_deref() == Some(&link.hash)
-            && RequestId::time_of(&row.request_id) == Some(row.created);
-        match missing {
-            None | Some(..0) => {
-                fault = Some(Fault::Inserted {
-                    request_id: row.request_id,
-                })
-            }
-            Some(count @ 1..) => {
-                fault = Some(Fault::Removed {
-                    before: row.request_id,
-                    count,
-                })
-            }
-            Some(0) if !is_sound => {
-                fault = Some(Fault::Changed {
-                    request_id: row.request_id,
-                })
-            }
+            && RequestId::time_of(&request_id) == Some(row.created);
+        fault = match row.seq.map(|seq| seq - link.seq) {
+            None | Some(..0) => Some(Fault::Inserted { request_id }),
+            Some(count @ 1..) => Some(Fault::Removed {
+                before: request_id,
+                count,
+            }),
+            Some(0) if !is_sound => Some(Fault::Changed { request_id }),
             Some(0) => {
                 *last = link;
                 rows += 1;
+                None
             }
-        }
+        };
         Ok(())
     })?;
     let wrong_end = |(gateway, (last, end)): (&String, &(ChainLink, ChainLink))| {

@@ -10,7 +10,7 @@ use super::outline::Section;
 use super::{cleaning, passages};
 
 /// The largest file that is read: a thick book has less text.
-pub const MAX_FILE: u64 = 8 * 1024 * 1024;
+const MAX_FILE: u64 = 8 * 1024 * 1024;
 
 /// The most characters of a title.
 const MAX_TITLE: usize = 200;
@@ -29,7 +29,7 @@ pub struct Candidate {
 /// A file's text, ready for the index.
 pub struct DocumentText {
     pub title: String,
-    pub pieces: Vec<Section>,
+    pub passages: Vec<Section>,
     pub digest: [u8; 32],
     pub size: u64,
 }
@@ -97,8 +97,8 @@ pub fn read(path: &Path) -> Result<DocumentText, String> {
     }
     let content = as_text(path, &bytes)?;
     let outline = passages::read(path, content);
-    let pieces = passages::split(&outline);
-    if pieces.is_empty() {
+    let passages = passages::split(&outline);
+    if passages.is_empty() {
         return Err("it is empty".into());
     }
     let name = path.file_stem().unwrap_or_default().to_string_lossy();
@@ -109,7 +109,7 @@ pub fn read(path: &Path) -> Result<DocumentText, String> {
     });
     Ok(DocumentText {
         title: cleaning::cut(&title, MAX_TITLE).to_owned(),
-        pieces,
+        passages,
         digest: Sha256::digest(&bytes).into(),
         size,
     })

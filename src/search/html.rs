@@ -3,7 +3,7 @@
 use html5gum::{DefaultEmitter, Token, Tokenizer};
 
 use super::cleaning::one_line;
-use super::outline::{Outline, Section};
+use super::outline::Outline;
 
 /// Elements whose content is not text for readers.
 const SKIPPED: [&str; 7] = [
@@ -120,10 +120,7 @@ impl Page {
             .map(one_line)
             .filter(|line| !line.is_empty())
             .collect();
-        self.outline.push(Section {
-            heading,
-            text: lines.join("\n"),
-        });
+        self.outline.push(heading, &lines.join("\n"));
     }
 }
 

@@ -25,8 +25,6 @@ const SCHEMA: &str = include_str!("index.sql");
 /// The version in the file: `user_version`.
 const VERSION: i64 = 1;
 
-const WRONG_VERSION: &str = "it is not an index of this version";
-
 /// The longest time that a change waits for the change of another process.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -85,9 +83,9 @@ impl Index {
             .running
             .acquire_in_turn(key, deadline)
             .ok_or_else(late)?;
-        let (connection, read_only) = self.open(deadline)?;
-        let found = ranking::best(&connection, &query::words(words), self.results);
-        self.check(read_only, found)
+        self.read(deadline, |connection| {
+            ranking::best(connection, &query::words(words), self.results)
+        })
     }
 
     pub fn add(
@@ -108,8 +106,7 @@ impl Index {
     }
 
     pub fn list(&self) -> Result<Vec<Document>, SearchError> {
-        let (connection, read_only) = self.open(Instant::now() + self.timeout)?;
-        let list = || {
+        self.read(Instant::now() + self.timeout, |connection| {
             connection
                 .prepare(
                     "SELECT id, title, source, path, size, added,
@@ -127,13 +124,16 @@ impl Index {
                         added: row.get("added")?,
                     })
                 })?
-                .collect::<rusqlite::Result<Vec<Document>>>()
-        };
-        self.check(read_only, list())
+                .collect()
+        })
     }
 
-    /// Opens the index read-only, for the time of one query. Creates nothing.
-    fn open(&self, deadline: Instant) -> Result<(Connection, Option<ReadOnlyFile>), SearchError> {
+    /// Opens the index read-only and runs `work`. Creates nothing.
+    fn read<T>(
+        &self,
+        deadline: Instant,
+        work: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+    ) -> Result<T, SearchError> {
         if !self.path.exists() {
             return Err(failed(format!(
                 "there is no index at {}. Create it: adriaticum search add PATH",
@@ -154,28 +154,21 @@ impl Index {
             }
             connection => (connection, None),
         };
-        let open = || {
+        let read = || {
             let mut connection = connection?;
             connection.progress_handler(STEPS, Some(move || Instant::now() > deadline))?;
             connection.busy_timeout(deadline.saturating_duration_since(Instant::now()))?;
-            Ok((version(&connection)?, connection))
+            if version(&connection)? != VERSION {
+                return Ok(None);
+            }
+            work(&connection).map(Some)
         };
-        match open().map_err(|error| self.failure(&error))? {
-            (VERSION, connection) => Ok((connection, read_only)),
-            _ => Err(self.damaged(WRONG_VERSION)),
-        }
-    }
-
-    /// Passes on what was read, unless another process has changed the file meanwhile.
-    fn check<T>(
-        &self,
-        read_only: Option<ReadOnlyFile>,
-        found: rusqlite::Result<T>,
-    ) -> Result<T, SearchError> {
+        let found = self.finish(read());
+        // What was read may be wrong if another process has changed the file meanwhile.
         read_only
             .map_or(Ok(()), |file| file.check())
             .map_err(|error| self.not_opened(&error))?;
-        found.map_err(|error| self.failure(&error))
+        found
     }
 
     /// Runs `work` in a transaction. Creates the index if it is missing.
@@ -207,9 +200,13 @@ impl Index {
             transaction.commit()?;
             Ok(Some(value))
         };
-        change()
-            .map_err(|error| self.failure(&error))?
-            .ok_or_else(|| self.damaged(WRONG_VERSION))
+        self.finish(change())
+    }
+
+    /// Passes on the result of some work, which is `None` if the index has another version.
+    fn finish<T>(&self, done: rusqlite::Result<Option<T>>) -> Result<T, SearchError> {
+        done.map_err(|error| self.failure(&error))?
+            .ok_or_else(|| self.damaged("it is not an index of this version"))
     }
 
     fn failure(&self, error: &rusqlite::Error) -> SearchError {
@@ -297,8 +294,8 @@ fn add(
     )?;
     let mut insert = connection
         .prepare("INSERT INTO passages (document, title, heading, content) VALUES (?, ?, ?, ?)")?;
-    for piece in &text.pieces {
-        insert.execute(params![id, text.title, piece.heading, piece.text])?;
+    for passage in &text.passages {
+        insert.execute(params![id, text.title, passage.heading, passage.text])?;
     }
     Ok(if known.is_some() {
         Added::Replaced
@@ -325,7 +322,7 @@ mod tests {
             path: format!("/{name}").into(),
             source: name.into(),
         };
-        let pieces = vec![Section {
+        let passages = vec![Section {
             heading: String::new(),
             text: text.into(),
         }];
@@ -333,7 +330,7 @@ mod tests {
             std::array::from_fn(|place| text.as_bytes().get(place).copied().unwrap_or_default());
         let text = DocumentText {
             title: title.into(),
-            pieces,
+            passages,
             digest,
             size: text.len() as u64,
         };

@@ -1,12 +1,14 @@
 //! Splits Markdown into sections. Its markup stays in the text: models can read it.
 
+use std::mem;
+
 use super::cleaning::{clean, one_line};
-use super::outline::{Outline, Section};
+use super::outline::Outline;
 
 pub fn read(text: &str) -> Outline {
     let text = clean(text);
     let mut outline = Outline::default();
-    let mut section = Section::default();
+    let (mut heading, mut content) = (String::new(), String::new());
     let mut fence = None;
     for line in without_front_matter(&text).lines() {
         let marks = line.trim_start();
@@ -16,24 +18,18 @@ pub fn read(text: &str) -> Outline {
             fence = ["```", "~~~"]
                 .into_iter()
                 .find(|fence| marks.starts_with(fence));
-            if let Some(heading) = heading(line) {
+            if let Some(next) = read_heading(line) {
                 if outline.title.is_empty() {
-                    outline.title.clone_from(&heading);
+                    outline.title.clone_from(&next);
                 }
-                outline.push(std::mem::replace(
-                    &mut section,
-                    Section {
-                        heading,
-                        text: String::new(),
-                    },
-                ));
+                outline.push(mem::replace(&mut heading, next), &mem::take(&mut content));
                 continue;
             }
         }
-        section.text.push_str(line.trim_end());
-        section.text.push('\n');
+        content.push_str(line.trim_end());
+        content.push('\n');
     }
-    outline.push(section);
+    outline.push(heading, &content);
     outline
 }
 
@@ -47,7 +43,7 @@ fn without_front_matter(text: &str) -> &str {
 
 /// Returns the text of a heading: after one to six number signs and a space, without number signs
 /// at its end.
-fn heading(line: &str) -> Option<String> {
+fn read_heading(line: &str) -> Option<String> {
     let text = line.trim_start_matches('#');
     let level = line.len() - text.len();
     let is_heading = (1..=6).contains(&level) && text.starts_with(' ');

@@ -7,8 +7,7 @@ mod html;
 mod index;
 mod markdown;
 mod outline;
-
-pub mod passages;
+mod passages;
 mod query;
 mod ranking;
 mod results;

@@ -7,7 +7,7 @@ pub struct Outline {
     pub sections: Vec<Section>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Section {
     /// Empty before the first heading.
     pub heading: String,
@@ -15,7 +15,8 @@ pub struct Section {
 }
 
 impl Outline {
-    pub fn push(&mut self, Section { heading, text }: Section) {
+    /// Adds a section, unless it is empty.
+    pub fn push(&mut self, heading: String, text: &str) {
         let text = text.trim().to_owned();
         if !heading.is_empty() || !text.is_empty() {
             self.sections.push(Section { heading, text });

@@ -6,7 +6,7 @@ use super::outline::{Outline, Section};
 use super::{cleaning, html, markdown};
 
 /// The most characters of a passage: some 200 tokens of English.
-pub const MAX_PASSAGE: usize = 800;
+const MAX_PASSAGE: usize = 800;
 
 /// Reads a file's content as HTML, Markdown or plain text, by the ending of its name.
 pub fn read(path: &Path, content: &str) -> Outline {
@@ -18,10 +18,7 @@ pub fn read(path: &Path, content: &str) -> Outline {
         Some("md" | "markdown") => markdown::read(content),
         _ => {
             let mut outline = Outline::default();
-            outline.push(Section {
-                heading: String::new(),
-                text: cleaning::clean(content),
-            });
+            outline.push(String::new(), &cleaning::clean(content));
             outline
         }
     }
@@ -29,7 +26,7 @@ pub fn read(path: &Path, content: &str) -> Outline {
 
 /// Splits the text under each heading of a document into passages.
 pub fn split(outline: &Outline) -> Vec<Section> {
-    let mut pieces = Vec::new();
+    let mut passages = Vec::new();
     // If a document has headings only, they are its text.
     let has_text = outline
         .sections
@@ -42,24 +39,24 @@ pub fn split(outline: &Outline) -> Vec<Section> {
             heading.as_str()
         };
         while !rest.is_empty() {
-            let (piece, after) = rest.split_at(end_of_piece(rest));
-            let piece = piece.trim();
-            if !piece.is_empty() {
+            let (passage, after) = rest.split_at(end_of_passage(rest));
+            let passage = passage.trim();
+            if !passage.is_empty() {
                 let heading = cleaning::cut(heading, MAX_PASSAGE).to_owned();
-                pieces.push(Section {
+                passages.push(Section {
                     heading,
-                    text: piece.to_owned(),
+                    text: passage.to_owned(),
                 });
             }
             rest = after.trim_start();
         }
     }
-    pieces
+    passages
 }
 
 /// Returns the end of the first passage of a text: the end of a paragraph, else of a line, a
 /// sentence or a word, else the limit. An end in the first quarter is not used.
-fn end_of_piece(text: &str) -> usize {
+fn end_of_passage(text: &str) -> usize {
     let Some((most, _)) = text.char_indices().nth(MAX_PASSAGE) else {
         return text.len();
     };

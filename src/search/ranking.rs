@@ -49,17 +49,14 @@ pub(super) fn best(
          JOIN documents ON documents.id = passages.document WHERE passages.id = ?",
     )?;
     let mut rows = ranked.query([quoted.join(" OR ")])?;
-    let (mut found, mut best) = (Vec::new(), 0.0);
+    let (mut found, mut best) = (Vec::new(), None);
     while let Some(row) = rows.next()? {
         let (id, score): (i64, f64) = (row.get(0)?, row.get(1)?);
         if words_in.get(&id).is_none_or(|&count| count < least) {
             continue;
         }
-        if found.is_empty() {
-            best = score;
-        }
         // The better it fits, the lower the score.
-        if score > best * LEAST_SCORE || found.len() == results {
+        if score > *best.get_or_insert(score) * LEAST_SCORE || found.len() == results {
             break;
         }
         found.push(passage.query_row([id], read_passage)?);

@@ -91,7 +91,9 @@ pub fn sign_in(
     let write = |mut statements: Vec<Statement>| {
         statements.push(expired);
         statements.extend(tokens.map(insert));
-        statements.push(NewAuditRow::new("signed_in", by, "").insert_if_signed_in(session));
+        let if_signed_in = "NULL, NULL FROM console_tokens WHERE digest = $8";
+        let audit = NewAuditRow::new("signed_in", by, "");
+        statements.push(audit.insert_with(if_signed_in, values![session]));
         store.database.write(&statements)
     };
     Ok(store.audit.with_failed_sign_ins(write)? == 1)
