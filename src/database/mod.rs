@@ -141,7 +141,7 @@ impl Database {
     pub fn lost(&self) -> Option<DatabaseError> {
         match self {
             Self::Sqlite(_) => None,
-            Self::Postgres(postgres) => postgres.lost(),
+            Self::Postgres(postgres) => postgres.pool.lost(),
         }
     }
 
@@ -266,7 +266,7 @@ impl Database {
             let can_help = transaction.is_lost() || matches!(error, DatabaseError::Busy);
             if !can_help || mode.is_over() {
                 if let (DatabaseError::Unknown(cause), Self::Postgres(postgres)) = (&error, self) {
-                    postgres.lose_connections(cause);
+                    postgres.pool.lose(cause.clone());
                 }
                 return Err(doubt.map_or(error, |(_, unknown)| unknown));
             }

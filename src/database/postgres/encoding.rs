@@ -11,7 +11,7 @@ use postgres_protocol::{IsNull, Oid};
 use crate::database::value::{Row, SqlValue};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum SqlError {
+pub enum SqlError {
     /// Nothing was sent, so it was certainly not done.
     NotSent(String),
     /// It was sent and no final answer came: it may have been done. The connection can't be used
@@ -50,7 +50,7 @@ impl fmt::Display for SqlError {
 }
 
 /// The type that a parameter is sent as. The server infers the type of a null.
-pub(super) fn type_of(value: &SqlValue) -> Oid {
+pub fn type_of(value: &SqlValue) -> Oid {
     match value {
         SqlValue::Null => 0,
         SqlValue::Int(_) => INT8,
@@ -69,7 +69,7 @@ const FLOAT8: Oid = 701;
 
 /// Numbers are sent as text, which any numeric type accepts: a statement may have been prepared
 /// with a null in their place.
-pub(super) fn write_value(value: &SqlValue, out: &mut BytesMut) -> IsNull {
+pub fn write_value(value: &SqlValue, out: &mut BytesMut) -> IsNull {
     match value {
         SqlValue::Null => return IsNull::Yes,
         SqlValue::Int(number) => out.extend_from_slice(number.to_string().as_bytes()),
@@ -80,7 +80,7 @@ pub(super) fn write_value(value: &SqlValue, out: &mut BytesMut) -> IsNull {
     IsNull::No
 }
 
-pub(super) fn read_row(body: &DataRowBody, columns: &[Oid]) -> io::Result<Row> {
+pub fn read_row(body: &DataRowBody, columns: &[Oid]) -> io::Result<Row> {
     let mut oids = columns.iter();
     let read = |range: Option<std::ops::Range<usize>>| match (range, oids.next()) {
         (Some(range), Some(&oid)) => read_value(oid, &body.buffer()[range]),
@@ -118,7 +118,7 @@ fn read_value(oid: Oid, bytes: &[u8]) -> io::Result<SqlValue> {
 
 /// The fields of an error or a warning from the server.
 #[derive(Default)]
-pub(super) struct Fields {
+pub struct Fields {
     pub severity: String,
     pub state: String,
     pub message: String,

@@ -21,7 +21,7 @@ use crate::database::statement::TransactionMode;
 use crate::mutex::lock;
 
 /// The time that a start has to find a host that answers.
-pub(super) const START_TIMEOUT: Duration = Duration::from_secs(10);
+pub const START_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Changes nothing. Its commit proves that the server is the primary, and that all earlier commits
 /// on it are durable.
@@ -32,7 +32,7 @@ const PROBE_PAUSE: Duration = Duration::from_millis(200);
 
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
-pub(super) struct PgPool {
+pub struct PgPool {
     uri: DatabaseUri,
     tls: Option<Arc<ClientConfig>>,
     most: usize,
@@ -64,7 +64,7 @@ struct PoolMember {
 
 /// A connection while one thread has it. Dropping it gives it back, unless it is in a transaction
 /// or broken.
-pub(super) struct Pooled {
+pub struct Pooled {
     pool: Arc<PgPool>,
     /// `None` only while it is dropped.
     member: Option<PoolMember>,

@@ -20,19 +20,19 @@ use crate::database::value::{Row, SqlValue};
 /// The timeout for the last message of a connection.
 const TERMINATE_TIMEOUT: Duration = Duration::from_millis(100);
 
-pub(super) struct PgConnection {
-    pub(super) link: PgStream,
-    pub(super) input: BytesMut,
-    pub(super) output: BytesMut,
+pub struct PgConnection {
+    pub link: PgStream,
+    pub input: BytesMut,
+    pub output: BytesMut,
     /// The statements that the server knows, by their text.
-    pub(super) prepared: HashMap<String, Prepared>,
+    pub prepared: HashMap<String, Prepared>,
     /// The number of names that were given to statements.
-    pub(super) names: usize,
+    pub names: usize,
     /// The server has last reported that it is in no transaction.
-    pub(super) is_idle: bool,
+    pub is_idle: bool,
 }
 
-pub(super) struct Prepared {
+pub struct Prepared {
     name: String,
     columns: Arc<[Oid]>,
 }
@@ -236,7 +236,7 @@ impl PgConnection {
         }
     }
 
-    pub(super) fn send(&mut self) -> io::Result<()> {
+    pub fn send(&mut self) -> io::Result<()> {
         if !self.output.is_empty() {
             self.link.send(&self.output)?;
             self.output.clear();
@@ -244,7 +244,7 @@ impl PgConnection {
         Ok(())
     }
 
-    pub(super) fn message(&mut self) -> io::Result<Message> {
+    pub fn message(&mut self) -> io::Result<Message> {
         loop {
             if let Some(message) = Message::parse(&mut self.input)? {
                 return Ok(message);

@@ -25,7 +25,7 @@ const TOO_MANY_CONNECTIONS: &str = "53300";
 
 /// The reason why there is no connection.
 #[derive(Debug, Default)]
-pub(super) struct ConnectError {
+pub struct ConnectError {
     pub cause: String,
     /// The server has as many connections as it may have.
     pub is_full: bool,

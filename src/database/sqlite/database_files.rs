@@ -29,7 +29,7 @@ pub struct Files {
 }
 
 /// Identifies a file: its device and its inode.
-pub(super) type FileIdentity = (u64, u64);
+pub type FileIdentity = (u64, u64);
 
 impl Files {
     /// The database, which was `opened`, and its WAL. A restore may have replaced it meanwhile.
@@ -99,7 +99,7 @@ impl Files {
     }
 }
 
-pub(super) fn identity(path: &Path) -> io::Result<FileIdentity> {
+pub fn identity(path: &Path) -> io::Result<FileIdentity> {
     fs::metadata(path).map(|file| identity_of(&file))
 }
 

@@ -39,6 +39,10 @@ impl<'a> SqliteSession<'a> {
         }
     }
 
+    pub fn run_script(&self, script: &str) -> Result<()> {
+        Ok(self.connection.execute_batch(script)?)
+    }
+
     pub fn run(&self, statements: &[BoundStatement], each: EachRow) -> Result<Vec<usize>> {
         let result = run(self.connection, statements, each);
         // SQLite syncs by itself when a write begins the WAL again.
