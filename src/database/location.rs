@@ -3,10 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::error::{BackupError, DatabaseError, Result};
 use super::postgres::uri::DatabaseUri;
-use super::sqlite::backup::backup;
-use crate::progress::Progress;
 use crate::text::has_password;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,17 +34,6 @@ impl DatabaseLocation {
         match self {
             Self::Sqlite(path) => Some(path),
             Self::Postgres(_) => None,
-        }
-    }
-
-    /// Makes a consistent copy of this moment, while others write, of whichever version it is.
-    /// Returns what a query for the number of its rows finds in it.
-    pub fn backup(&self, to: &Path, rows: &str, progress: &Progress) -> Result<i64, BackupError> {
-        match self {
-            Self::Sqlite(path) => backup(path, to, rows, progress),
-            Self::Postgres(_) => Err(BackupError::Database(DatabaseError::Other(
-                "only a SQLite database can be copied".into(),
-            ))),
         }
     }
 }

@@ -109,10 +109,7 @@ impl PgPool {
                 }
             } else if let Some(member) = has_room.then(|| state.idle.pop()).flatten() {
                 if member.connection.is_usable() {
-                    return Ok(Pooled {
-                        pool: Arc::clone(self),
-                        member: Some(member),
-                    });
+                    return Ok(self.lend(member));
                 }
                 state.open -= 1;
                 continue;
@@ -127,15 +124,11 @@ impl PgPool {
                         if state.generation == generation {
                             state.first = host;
                         }
-                        let member = PoolMember {
+                        return Ok(self.lend(PoolMember {
                             connection,
                             host,
                             generation,
-                        };
-                        return Ok(Pooled {
-                            pool: Arc::clone(self),
-                            member: Some(member),
-                        });
+                        }));
                     }
                     Err(error) => {
                         state.open -= 1;
@@ -168,15 +161,18 @@ impl PgPool {
         let (connection, host) = self.connect_at_start()?;
         let mut state = lock(&self.state);
         (state.open, state.first) = (1, host);
-        let member = PoolMember {
+        Ok(self.lend(PoolMember {
             connection,
             host,
             generation: state.generation,
-        };
-        Ok(Pooled {
+        }))
+    }
+
+    fn lend(self: &Arc<Self>, member: PoolMember) -> Pooled {
+        Pooled {
             pool: Arc::clone(self),
             member: Some(member),
-        })
+        }
     }
 
     /// Connects to the first host that can be used, and tries again while one does not answer:
@@ -257,12 +253,8 @@ impl PgPool {
             let tried = tried
                 .map_err(|error| error.cause)
                 .and_then(|(mut connection, host)| {
-                    match connection.run(
-                        None,
-                        &[(TRY_WRITE, &[])],
-                        Instant::now() + PROBE_TIMEOUT,
-                        &mut |_| (),
-                    ) {
+                    let deadline = Instant::now() + PROBE_TIMEOUT;
+                    match connection.run_one((TRY_WRITE, &[]), deadline, &mut |_| ()) {
                         Ok(_) => Ok(host),
                         Err(error) => {
                             lock(&pool.state).first = pool.after(host);

@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
@@ -34,7 +33,7 @@ pub struct PgConnection {
 
 pub struct Prepared {
     name: String,
-    columns: Arc<[Oid]>,
+    columns: Vec<Oid>,
 }
 
 impl PgConnection {
@@ -44,24 +43,23 @@ impl PgConnection {
         self.is_idle && self.link.socket.is_quiet()
     }
 
-    /// Sends statements in one round trip, after `BEGIN …` if there is one. Without, they are one
-    /// transaction by themselves. Calls `each` with every row, and returns how many rows the last
-    /// statement changed or found.
-    pub fn run(
+    /// Runs one statement in a transaction of its own. Calls `each` with every row, and returns how
+    /// many rows were changed or found.
+    pub fn run_one(
         &mut self,
-        begin: Option<&str>,
-        statements: &[BoundStatement],
+        statement: BoundStatement,
         deadline: Instant,
         each: &mut dyn FnMut(Row),
     ) -> Result<usize, SqlError> {
-        let changed =
-            self.run_between(begin, statements, None, deadline, &mut |_, row| each(row))?;
-        Ok(changed.last().copied().unwrap_or(0))
+        let changed = self.run(None, &[statement], None, deadline, &mut |_, row| each(row))?;
+        Ok(changed.first().copied().unwrap_or(0))
     }
 
-    /// Does the same with a text after the statements, such as `COMMIT`. Calls `each` with the
-    /// number of the statement too, and returns how many rows each statement changed or found.
-    pub fn run_between(
+    /// Sends statements in one round trip, after `begin` and before `end`, which are texts such as
+    /// `COMMIT`. Without `begin` they are one transaction by themselves. Calls `each` with the
+    /// number of the statement and every row of it. Returns how many rows each statement changed or
+    /// found.
+    pub fn run(
         &mut self,
         begin: Option<&str>,
         statements: &[BoundStatement],
@@ -93,7 +91,7 @@ impl PgConnection {
 
     /// Runs statements without parameters and results.
     pub fn run_text(&mut self, statements: &str, deadline: Instant) -> Result<(), SqlError> {
-        self.run(Some(statements), &[], deadline, &mut |_| ())
+        self.run(Some(statements), &[], None, deadline, &mut |_, _| ())
             .map(drop)
     }
 
@@ -158,7 +156,7 @@ impl PgConnection {
         each: &mut dyn FnMut(usize, Row),
     ) -> io::Result<Result<Vec<usize>, SqlError>> {
         let (mut has_results, mut fresh) = (parts.next().unwrap_or(false), fresh.into_iter());
-        let (mut columns, mut changed) = (None, Vec::with_capacity(statements.len()));
+        let mut changed = Vec::with_capacity(statements.len());
         let (mut failure, mut doubt) = (None, None);
         loop {
             match self.message()? {
@@ -170,12 +168,8 @@ impl PgConnection {
                 Message::NoData => self.remember(fresh.next(), Vec::new()),
                 Message::DataRow(body) if has_results => {
                     let number = changed.len();
-                    let known = || {
-                        self.prepared
-                            .get(statements[number].0)
-                            .map(|it| Arc::clone(&it.columns))
-                    };
-                    let columns = columns.get_or_insert_with(|| known().unwrap_or_default());
+                    let prepared = self.prepared.get(statements[number].0);
+                    let columns = prepared.map_or(&[][..], |prepared| &prepared.columns);
                     match read_row(&body, columns) {
                         Ok(row) => each(number, row),
                         Err(error) => {
@@ -194,7 +188,6 @@ impl PgConnection {
                         .next()
                         .and_then(|count| count.parse().ok());
                     changed.push(count.unwrap_or(0));
-                    columns = None;
                 }
                 Message::NoticeResponse(body) => {
                     let fields = Fields::read(body.fields())?;
@@ -226,13 +219,8 @@ impl PgConnection {
     /// Notes that a statement is prepared, and its columns.
     fn remember(&mut self, fresh: Option<(&str, String)>, columns: Vec<Oid>) {
         if let Some((text, name)) = fresh {
-            self.prepared.insert(
-                text.to_owned(),
-                Prepared {
-                    name,
-                    columns: columns.into(),
-                },
-            );
+            self.prepared
+                .insert(text.to_owned(), Prepared { name, columns });
         }
     }
 

@@ -45,11 +45,10 @@ impl PgSession {
             .as_mut()
             .ok_or(DatabaseError::Unknown("the connection was lost".into()))?;
         let deadline = Instant::now() + self.time;
-        let outcome =
-            pooled
-                .connection()
-                .run_between(self.begin.take(), statements, end, deadline, each);
-        if matches!(&outcome, Err(error) if matches!(error, SqlError::Unknown(_)) || error.is_host_failure())
+        let outcome = pooled
+            .connection()
+            .run(self.begin.take(), statements, end, deadline, each);
+        if outcome.as_ref().is_err_and(SqlError::ends_connection)
             && let Some(pooled) = borrowed.take()
         {
             pooled.distrust();

@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 use sha2::{Digest, Sha256};
 
 use super::encoding::SqlError;
-use super::pool::PgPool;
-use super::pool::START_TIMEOUT;
+use super::pool::{PgPool, START_TIMEOUT};
 use super::protocol::PgConnection;
 use super::schema::LOCK;
 use super::session::STATEMENT_TIMEOUT;
@@ -45,8 +44,8 @@ pub struct SessionLock {
 impl SessionLock {
     /// Takes the lock of a name. `holder` is a query for the address of the process that has it.
     pub fn take(uri: &DatabaseUri, name: &str, holder: &str) -> Result<Self, LockError> {
-        let pool = PgPool::new(uri, 1).map_err(LockError::Database)?;
-        let connected = pool.connect_at_start().map_err(LockError::Database)?;
+        let pool = PgPool::new(uri, 1)?;
+        let connected = pool.connect_at_start()?;
         let mut lock = Self {
             pool,
             host: 0,
@@ -54,14 +53,10 @@ impl SessionLock {
             connection: None,
             is_held: false,
         };
-        lock.use_connection(connected)
-            .map_err(LockError::Database)?;
+        lock.use_connection(connected)?;
         let deadline = Instant::now() + START_TIMEOUT;
         let give_up = Instant::now() + LOCK_TIMEOUT;
-        while !lock
-            .try_lock(deadline)
-            .map_err(|error| LockError::Database(error.into()))?
-        {
+        while !lock.try_lock(deadline).map_err(DatabaseError::from)? {
             if Instant::now() >= give_up {
                 return Err(LockError::NameTaken {
                     address: lock.holder(holder, deadline),
@@ -88,7 +83,7 @@ impl SessionLock {
         }
         let renewed = self.beat(heartbeat);
         if let Err(error) = &renewed
-            && (matches!(error, SqlError::Unknown(_)) || error.is_host_failure())
+            && error.ends_connection()
         {
             // The server may be a primary that was replaced.
             (self.connection, self.host) = (None, self.pool.after(self.host));
@@ -136,7 +131,7 @@ impl SessionLock {
             .connection
             .as_mut()
             .ok_or_else(|| SqlError::NotSent("there is no connection".into()))?;
-        connection.run(None, &[statement], deadline, each)
+        connection.run_one(statement, deadline, each)
     }
 }
 

@@ -12,6 +12,7 @@ use postgres_protocol::message::backend::Message;
 use postgres_protocol::message::frontend;
 use rustix::io::Errno;
 use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
 
 use super::auth;
 use super::encoding::Fields;
@@ -72,10 +73,10 @@ impl PgConnection {
         let mut link = PgStream::connect(host, deadline)
             .map_err(|error| error_of(&error, explain_connect(&error)))?;
         let mode = uri.sslmode_for(host);
-        if mode != SslMode::Disable
-            && let Some(config) = tls
+        if let (Host::Tcp { name, .. }, Some(config)) = (host, tls)
+            && mode != SslMode::Disable
         {
-            encrypt(&mut link, config, host)?;
+            encrypt(&mut link, config, name)?;
         }
         let mut connection = Self {
             link,
@@ -184,7 +185,7 @@ impl PgConnection {
 fn encrypt(
     link: &mut PgStream,
     config: &Arc<ClientConfig>,
-    host: &Host,
+    name: &str,
 ) -> Result<(), ConnectError> {
     let mut request = BytesMut::new();
     frontend::ssl_request(&mut request);
@@ -198,7 +199,7 @@ fn encrypt(
             "it has no TLS: set ssl = on there, or add sslmode=disable if the network can be trusted".into(),
         );
     }
-    let name = tls::server_name(host)?;
+    let name = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
     link.encrypt(Arc::clone(config), name)
         .map_err(|error| error_of(&error, tls::explain(&error)))
 }

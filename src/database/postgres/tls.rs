@@ -12,7 +12,7 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
 use sha2::{Digest, Sha256, Sha384, Sha512};
 
-use super::uri::{Host, SslMode};
+use super::uri::SslMode;
 use crate::certificates;
 
 pub fn config(mode: SslMode, sslrootcert: Option<&Path>) -> Result<Arc<ClientConfig>, String> {
@@ -107,13 +107,6 @@ impl ServerCertVerifier for Verifier {
         self.provider
             .signature_verification_algorithms
             .supported_schemes()
-    }
-}
-
-pub fn server_name(host: &Host) -> io::Result<ServerName<'static>> {
-    match host {
-        Host::Tcp { name, .. } => ServerName::try_from(name.clone()).map_err(io::Error::other),
-        Host::Unix(_) => Err(io::Error::other("a Unix socket has no TLS")),
     }
 }
 
