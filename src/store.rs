@@ -59,7 +59,7 @@ impl Store {
     /// too.
     pub fn check_lock(&self, lock: &ServeLock) -> Result<()> {
         match (self.database.sqlite(), lock) {
-            (Some(sqlite), ServeLock::File(lock)) => sqlite.check_lock(lock),
+            (Some(sqlite), ServeLock::File(lock)) => sqlite.files.check_lock(lock),
             _ => Ok(()),
         }
     }

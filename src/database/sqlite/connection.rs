@@ -10,7 +10,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 use rustix::fs::Access as FileAccess;
 
-use super::read_only_file::{ReadOnlyFile, check_usable};
+use super::read_only_file::{FLAGS, ReadOnlyFile, check_usable};
 use crate::database::error::{DatabaseError, Result};
 use crate::files::with_suffix;
 use crate::progress::Progress;
@@ -49,10 +49,7 @@ pub fn is_missing(path: &Path) -> Result<bool> {
 }
 
 pub fn connect(path: &Path, mode: OpenFlags) -> Result<Connection> {
-    // One thread at a time uses a connection, so SQLite's own locks around it are not needed.
-    // The path has no links. NOFOLLOW is for one that is put there meanwhile.
-    let flags = mode | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
-    set_up(Connection::open_with_flags(path, flags)?)
+    set_up(Connection::open_with_flags(path, mode | FLAGS)?)
 }
 
 /// The flag to write is for the end: the last connection to close moves the WAL into the database
@@ -62,14 +59,10 @@ pub fn connect_to_read(path: &Path) -> Result<(Connection, Option<ReadOnlyFile>)
     match connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE) {
         Err(DatabaseError::CannotOpen | DatabaseError::ReadOnly) => {
             let read_only = ReadOnlyFile::new(path)?;
-            Ok((connect_without_locks(&read_only)?, Some(read_only)))
+            Ok((set_up(read_only.connect()?)?, Some(read_only)))
         }
         connection => Ok((connection?, None)),
     }
-}
-
-pub fn connect_without_locks(read_only: &ReadOnlyFile) -> Result<Connection> {
-    set_up(read_only.connect(OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW)?)
 }
 
 pub fn set_up(connection: Connection) -> Result<Connection> {
@@ -167,7 +160,15 @@ pub fn show_time(
 }
 
 pub fn check_every_page(connection: &Connection) -> Result<()> {
-    let verdict: String = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
+    check(connection, "PRAGMA quick_check(1)")
+}
+
+pub fn check_every_page_and_index(connection: &Connection) -> Result<()> {
+    check(connection, "PRAGMA integrity_check(1)")
+}
+
+fn check(connection: &Connection, check: &str) -> Result<()> {
+    let verdict: String = connection.query_row(check, [], |row| row.get(0))?;
     if verdict == "ok" {
         Ok(())
     } else {
