@@ -5,7 +5,6 @@
 //! SQL that both accept. What runs in a transaction, and what follows if the answer to a commit was
 //! lost, is the same for both.
 
-mod access;
 mod error;
 mod location;
 pub mod postgres;
@@ -17,13 +16,12 @@ mod value;
 
 use std::time::{Duration, Instant};
 
-pub use access::Access;
 pub use error::{BackupError, DatabaseError, LockError, Result};
 pub use location::DatabaseLocation;
 use postgres::Postgres;
 use postgres::session::PgSession;
 pub use postgres::uri::DatabaseUri;
-pub use schema::Schema;
+pub use schema::{Access, Schema};
 pub use session::Session;
 use sqlite::Sqlite;
 pub use sqlite::WalFigures;
