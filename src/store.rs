@@ -49,9 +49,11 @@ impl Store {
         }
     }
 
-    /// Checks every page of the database, and that a request would succeed.
+    /// Checks every page of a file (a server checks its own), and that a request would succeed.
     pub fn check(&self) -> Result<()> {
-        self.database.check()?;
+        if let Some(sqlite) = self.database.sqlite() {
+            sqlite.check()?;
+        }
         self.ledger.try_request()
     }
 

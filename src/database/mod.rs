@@ -96,11 +96,6 @@ impl Database {
         })
     }
 
-    /// Reads every page of a file. A server checks its own.
-    pub fn check(&self) -> Result<()> {
-        self.sqlite().map_or(Ok(()), Sqlite::check)
-    }
-
     /// Returns whether a write hangs, for which only a restart helps. A full disk or a locked
     /// database does not count: that write fails in time.
     pub fn is_stuck(&self) -> bool {

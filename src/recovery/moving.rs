@@ -34,8 +34,8 @@ pub struct MoveResult {
     pub marked: Result<()>,
 }
 
-/// Copies every table of a SQLite database to an empty one, verifies the copy (each value, the chains and the
-/// sums), and marks this database as moved. Nothing can be written here meanwhile.
+/// Copies every table of a SQLite database to an empty one, verifies the copy (each value, the
+/// chains and the sums), and marks this database as moved. Nothing can be written here meanwhile.
 pub fn move_to(
     database: &Database,
     target: &DatabaseUri,

@@ -55,10 +55,10 @@ impl Postgres {
     pub fn open(
         uri: &DatabaseUri,
         schema: &Schema,
-        most_connections: usize,
+        max_connections: usize,
         access: Access,
     ) -> Result<Self> {
-        let pool = PgPool::new(uri, most_connections)?;
+        let pool = PgPool::new(uri, max_connections)?;
         let session = PgSession::new(pool.start()?, None, UPGRADE_TIMEOUT);
         let is_new = schema::bring_up_to_date(&session, schema, access)?;
         Ok(Self { pool, is_new })

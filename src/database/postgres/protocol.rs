@@ -20,7 +20,7 @@ use crate::database::value::{Row, SqlValue};
 const TERMINATE_TIMEOUT: Duration = Duration::from_millis(100);
 
 pub struct PgConnection {
-    pub link: PgStream,
+    pub stream: PgStream,
     pub input: BytesMut,
     pub output: BytesMut,
     /// The statements that the server knows, by their text.
@@ -40,7 +40,7 @@ impl PgConnection {
     /// Returns whether a statement can be sent: no transaction is open, and the server has not
     /// closed the connection.
     pub fn is_usable(&self) -> bool {
-        self.is_idle && self.link.socket.is_quiet()
+        self.is_idle && self.stream.socket.is_quiet()
     }
 
     /// Runs one statement in a transaction of its own. Calls `each` with every row, and returns how
@@ -72,7 +72,7 @@ impl PgConnection {
             .write_messages(begin, statements, end)
             .map_err(|error| SqlError::NotSent(error.to_string()))?;
         self.is_idle = false;
-        self.link.socket.deadline = deadline;
+        self.stream.socket.deadline = deadline;
         // Each part of the answer ends with ReadyForQuery. Only the statements have results.
         let parts = [
             (begin.is_some(), false),
@@ -226,7 +226,7 @@ impl PgConnection {
 
     pub fn send(&mut self) -> io::Result<()> {
         if !self.output.is_empty() {
-            self.link.send(&self.output)?;
+            self.stream.send(&self.output)?;
             self.output.clear();
         }
         Ok(())
@@ -238,7 +238,7 @@ impl PgConnection {
                 return Ok(message);
             }
             let mut buffer = [0; 8192];
-            let count = self.link.receive(&mut buffer)?;
+            let count = self.stream.receive(&mut buffer)?;
             self.input.extend_from_slice(&buffer[..count]);
         }
     }
@@ -250,7 +250,7 @@ impl Drop for PgConnection {
         if self.is_idle {
             self.output.clear();
             frontend::terminate(&mut self.output);
-            self.link.socket.deadline = Instant::now() + TERMINATE_TIMEOUT;
+            self.stream.socket.deadline = Instant::now() + TERMINATE_TIMEOUT;
             let _ = self.send();
         }
     }

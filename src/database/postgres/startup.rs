@@ -35,7 +35,7 @@ pub struct ConnectError {
 
 impl From<io::Error> for ConnectError {
     fn from(error: io::Error) -> Self {
-        error_of(&error, error.to_string())
+        connect_error(&error, error.to_string())
     }
 }
 
@@ -54,7 +54,7 @@ impl From<&str> for ConnectError {
     }
 }
 
-fn error_of(error: &io::Error, cause: String) -> ConnectError {
+fn connect_error(error: &io::Error, cause: String) -> ConnectError {
     ConnectError {
         cause,
         is_full: false,
@@ -70,16 +70,16 @@ impl PgConnection {
         tls: Option<&Arc<ClientConfig>>,
         deadline: Instant,
     ) -> Result<Self, ConnectError> {
-        let mut link = PgStream::connect(host, deadline)
-            .map_err(|error| error_of(&error, explain_connect(&error)))?;
+        let mut stream = PgStream::connect(host, deadline)
+            .map_err(|error| connect_error(&error, explain_connect(&error)))?;
         let mode = uri.sslmode_for(host);
         if let (Host::Tcp { name, .. }, Some(config)) = (host, tls)
             && mode != SslMode::Disable
         {
-            encrypt(&mut link, config, name)?;
+            encrypt(&mut stream, config, name)?;
         }
         let mut connection = Self {
-            link,
+            stream,
             input: BytesMut::new(),
             output: BytesMut::new(),
             prepared: HashMap::new(),
@@ -115,7 +115,7 @@ impl PgConnection {
                         .map(|name| Ok(name.to_owned()))
                         .collect()?;
                     let end_point = self
-                        .link
+                        .stream
                         .certificate()
                         .and_then(|certificate| tls::end_point(certificate));
                     let is_unverified = mode == SslMode::Require;
@@ -183,25 +183,26 @@ impl PgConnection {
 }
 
 fn encrypt(
-    link: &mut PgStream,
+    stream: &mut PgStream,
     config: &Arc<ClientConfig>,
     name: &str,
 ) -> Result<(), ConnectError> {
     let mut request = BytesMut::new();
     frontend::ssl_request(&mut request);
-    link.send(&request)?;
+    stream.send(&request)?;
     // One byte and no more: an attacker could have inserted the bytes that follow it before the
     // handshake.
     let mut answer = [0; 1];
-    link.receive(&mut answer)?;
+    stream.receive(&mut answer)?;
     if answer != [b'S'] {
         return Err(
             "it has no TLS: set ssl = on there, or add sslmode=disable if the network can be trusted".into(),
         );
     }
     let name = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
-    link.encrypt(Arc::clone(config), name)
-        .map_err(|error| error_of(&error, tls::explain(&error)))
+    stream
+        .encrypt(Arc::clone(config), name)
+        .map_err(|error| connect_error(&error, tls::explain(&error)))
 }
 
 /// If the system refuses to make a connection, the cause is the sandbox, which an operator would
