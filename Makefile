@@ -67,7 +67,8 @@ lint: need-lint .venv/ready ## Check format, lints, documentation and spelling
 postgres: need-postgres build ## Run the tests of the store and the ledger on PostgreSQL, and the conformance suite on it and over TLS
 	@# Both at once, on two cores.
 	$(CARGO) test --locked --features test-postgres --lib --test integration --no-run
-	$(CARGO) test --locked --features test-postgres --lib store::
+	$(CARGO) test --locked --features test-postgres --lib -- \
+		audit:: console::session:: database:: keys:: ledger:: recovery:: store::
 	$(CARGO) test --locked --features test-postgres --test integration -- \
 		ledger:: cli:: console:: metrics:: postgres:: moving:: gateways:: fairness:: budgets::
 	@# No case needs both, so one run does for both.

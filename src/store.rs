@@ -49,9 +49,11 @@ impl Store {
         }
     }
 
-    /// Checks every page of the database, and that a request would succeed.
+    /// Checks every page of a file (a server checks its own), and that a request would succeed.
     pub fn check(&self) -> Result<()> {
-        self.database.check()?;
+        if let Some(sqlite) = self.database.sqlite() {
+            sqlite.check()?;
+        }
         self.ledger.try_request()
     }
 
@@ -59,7 +61,7 @@ impl Store {
     /// too.
     pub fn check_lock(&self, lock: &ServeLock) -> Result<()> {
         match (self.database.sqlite(), lock) {
-            (Some(sqlite), ServeLock::File(lock)) => sqlite.check_lock(lock),
+            (Some(sqlite), ServeLock::File(lock)) => sqlite.files.check_lock(lock),
             _ => Ok(()),
         }
     }

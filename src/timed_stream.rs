@@ -12,9 +12,6 @@ use rustix::net::{RecvFlags, recv};
 /// Timeouts are rounded up to this, so that most calls on a kept connection need no setsockopt.
 const TIMEOUT_STEP: Duration = Duration::from_millis(125);
 
-/// The text of every timeout.
-const NO_ANSWER: &str = "it does not answer in time";
-
 #[derive(Debug)]
 pub struct TimedStream {
     /// Shared, so that another thread can shut it down.
@@ -105,7 +102,7 @@ impl TimedStream {
 }
 
 fn too_late() -> io::Error {
-    io::Error::new(io::ErrorKind::TimedOut, NO_ANSWER)
+    io::Error::new(io::ErrorKind::TimedOut, "it does not answer in time")
 }
 
 impl Read for TimedStream {

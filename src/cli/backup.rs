@@ -7,7 +7,8 @@ use super::error::CliError;
 use super::output::print;
 use crate::checks;
 use crate::config::Config;
-use crate::database::{BackupError, DatabaseError};
+use crate::database::sqlite::backup::backup;
+use crate::database::{BackupError, DatabaseError, DatabaseLocation};
 use crate::ledger::ROWS;
 use crate::progress::Progress;
 use crate::text::{count, grouped};
@@ -28,12 +29,12 @@ pub(super) fn run(
     config: &Config,
 ) -> Result<(), CliError> {
     let file = path.display();
-    if config.database.file().is_none() {
+    let DatabaseLocation::Sqlite(database) = &config.database else {
         return Err(CliError::failed(format!(
             "the database {} is PostgreSQL: use pg_dump, or the backups of the cluster.",
             config.database_name()
         )));
-    }
+    };
     let failed = |error: BackupError| match error {
         BackupError::Database(error) => {
             CliError::from_access(&error, checks::store_failed(config, &error))
@@ -50,10 +51,7 @@ pub(super) fn run(
         }
         BackupError::Copy(error) => CliError::from_access(&error, format!("{file}: {error}.")),
     };
-    let rows = config
-        .database
-        .backup(path, ROWS, &Progress::on_stderr())
-        .map_err(failed)?;
+    let rows = backup(database, path, ROWS, &Progress::on_stderr()).map_err(failed)?;
     let bytes = path
         .metadata()
         .map_err(|error| failed(BackupError::Copy(error.into())))?

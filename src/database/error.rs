@@ -242,6 +242,12 @@ impl fmt::Display for LockError {
     }
 }
 
+impl From<DatabaseError> for LockError {
+    fn from(error: DatabaseError) -> Self {
+        Self::Database(error)
+    }
+}
+
 /// The reason why there is no copy, by the file that it is about.
 #[derive(Debug)]
 pub enum BackupError {

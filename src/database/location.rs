@@ -3,10 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::error::{BackupError, DatabaseError, Result};
 use super::postgres::uri::DatabaseUri;
-use super::sqlite::backup::backup;
-use crate::progress::Progress;
 use crate::text::has_password;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,10 +16,14 @@ impl DatabaseLocation {
     /// A URI or the path of a file. The error says what is accepted, and repeats nothing of the
     /// text.
     pub fn parse(text: &str) -> Result<Self, String> {
-        if DatabaseUri::is_uri(text) {
+        let (scheme, rest) = text.split_once(':').unwrap_or(("", text));
+        if DatabaseUri::is_scheme(scheme) && rest.starts_with("//") {
             return DatabaseUri::parse(text).map(Self::Postgres);
         }
-        if is_connection(text) {
+        // The URI of another database, a mistyped one, or libpq's `host=… password=…`. As the name
+        // of a file it would be printed with its password.
+        if DatabaseUri::is_scheme(scheme.trim_start()) || text.contains("://") || has_password(text)
+        {
             return Err(
                 "the path of a SQLite file, or a URI that begins with postgresql://, such as \
                         postgresql://adriaticum@db.example/adriaticum"
@@ -39,27 +40,6 @@ impl DatabaseLocation {
             Self::Postgres(_) => None,
         }
     }
-
-    /// Makes a consistent copy of this moment, while others write, of whichever version it is.
-    /// Returns what a query for the number of its rows finds in it.
-    pub fn backup(&self, to: &Path, rows: &str, progress: &Progress) -> Result<i64, BackupError> {
-        match self {
-            Self::Sqlite(path) => backup(path, to, rows, progress),
-            Self::Postgres(_) => Err(BackupError::Database(DatabaseError::Other(
-                "only a SQLite database can be copied".into(),
-            ))),
-        }
-    }
-}
-
-/// Returns whether a text is the URI of another database, a mistyped one, or libpq's `host=…
-/// password=…`. As the name of a file it would be printed with its password.
-fn is_connection(text: &str) -> bool {
-    let scheme = text
-        .split_once(':')
-        .map(|(scheme, _)| scheme.trim_start().to_ascii_lowercase());
-    let is_postgres = matches!(scheme.as_deref(), Some("postgresql" | "postgres"));
-    is_postgres || text.contains("://") || has_password(text)
 }
 
 /// The location without the password.

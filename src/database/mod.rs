@@ -5,7 +5,6 @@
 //! SQL that both accept. What runs in a transaction, and what follows if the answer to a commit was
 //! lost, is the same for both.
 
-mod access;
 mod error;
 mod location;
 pub mod postgres;
@@ -17,13 +16,12 @@ mod value;
 
 use std::time::{Duration, Instant};
 
-pub use access::Access;
 pub use error::{BackupError, DatabaseError, LockError, Result};
 pub use location::DatabaseLocation;
 use postgres::Postgres;
 use postgres::session::PgSession;
 pub use postgres::uri::DatabaseUri;
-pub use schema::Schema;
+pub use schema::{Access, Schema};
 pub use session::Session;
 use sqlite::Sqlite;
 pub use sqlite::WalFigures;
@@ -98,11 +96,6 @@ impl Database {
         })
     }
 
-    /// Reads every page of a file. A server checks its own.
-    pub fn check(&self) -> Result<()> {
-        self.sqlite().map_or(Ok(()), Sqlite::check)
-    }
-
     /// Returns whether a write hangs, for which only a restart helps. A full disk or a locked
     /// database does not count: that write fails in time.
     pub fn is_stuck(&self) -> bool {
@@ -141,7 +134,7 @@ impl Database {
     pub fn lost(&self) -> Option<DatabaseError> {
         match self {
             Self::Sqlite(_) => None,
-            Self::Postgres(postgres) => postgres.lost(),
+            Self::Postgres(postgres) => postgres.pool.lost(),
         }
     }
 
@@ -266,7 +259,7 @@ impl Database {
             let can_help = transaction.is_lost() || matches!(error, DatabaseError::Busy);
             if !can_help || mode.is_over() {
                 if let (DatabaseError::Unknown(cause), Self::Postgres(postgres)) = (&error, self) {
-                    postgres.lose_connections(cause);
+                    postgres.pool.lose(cause.clone());
                 }
                 return Err(doubt.map_or(error, |(_, unknown)| unknown));
             }

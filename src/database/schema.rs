@@ -1,11 +1,31 @@
 //! The tables of a program, as it hands them to an open.
 
-use super::access::Access;
 use super::error::{DatabaseError, Result};
 use super::session::Session;
 
+/// The changes that an open may make to the database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Create it, or upgrade it: only for a process that holds the lock of `serve`.
+    Serve,
+    /// Create it.
+    Create,
+    /// Upgrade it: only for a copy that no other process uses.
+    Upgrade,
+    /// Neither.
+    Existing,
+    /// Nothing at all: also for a file that can't be written.
+    Read,
+}
+
+impl Access {
+    pub fn may_create(self) -> bool {
+        matches!(self, Self::Serve | Self::Create)
+    }
+}
+
 pub struct Schema {
-    /// The statements that create the tables and their first rows. An engine fills in its types.
+    /// The script that creates the tables and their first rows.
     pub tables: &'static str,
     pub version: i64,
     /// The oldest version that a program has to know to use the tables.
@@ -18,8 +38,7 @@ pub struct Schema {
     pub lock_order: &'static str,
 }
 
-/// Runs the statements of a step. The second argument fills in the engine's types.
-pub type UpgradeStep = fn(&Session, &dyn Fn(&str) -> String) -> Result<()>;
+pub type UpgradeStep = fn(&Session) -> Result<()>;
 
 impl Schema {
     /// Returns whether a database of this version can be used as it is: by programs that know
@@ -39,15 +58,10 @@ impl Schema {
     }
 
     /// Runs every step that a database of this version lacks.
-    pub fn upgrade(
-        &self,
-        session: &Session,
-        found: i64,
-        dialect: &dyn Fn(&str) -> String,
-    ) -> Result<()> {
+    pub fn upgrade(&self, session: &Session, found: i64) -> Result<()> {
         for (version, step) in self.upgrades.iter().filter(|(version, _)| *version > found) {
             log::info!("upgrading the database to version {version}");
-            step(session, dialect)?;
+            step(session)?;
         }
         Ok(())
     }

@@ -6,6 +6,22 @@ use super::sqlite::session::SqliteSession;
 use super::statement::{BoundStatement, EachRow};
 use super::value::{FromValue, Row, SqlValue};
 
+/// The words of a script in which the engines differ, for SQLite and for PostgreSQL. Text is
+/// ordered by its bytes in both.
+const DIALECT: [(&str, &str, &str); 7] = [
+    ("{INT}", "INTEGER", "BIGINT"),
+    ("{TEXT}", "TEXT", "TEXT COLLATE \"C\""),
+    ("{REAL}", "REAL", "DOUBLE PRECISION"),
+    ("{BLOB}", "BLOB", "BYTEA"),
+    ("{STRICT}", "STRICT", ""),
+    ("{CLUSTERED}", "STRICT, WITHOUT ROWID", ""),
+    (
+        "{ZERO_HASH}",
+        "zeroblob(32)",
+        "decode(repeat('00', 32), 'hex')",
+    ),
+];
+
 pub enum Session<'a> {
     Sqlite(SqliteSession<'a>),
     Postgres(&'a PgSession),
@@ -19,6 +35,24 @@ impl Session<'_> {
         match self {
             Self::Sqlite(session) => session.run(statements, each),
             Self::Postgres(session) => session.run(statements, each),
+        }
+    }
+
+    /// Runs statements without parameters that are separated by semicolons. `{INT}` and other words
+    /// of [`DIALECT`] stand for the engine's own.
+    pub fn run_script(&self, script: &str) -> Result<()> {
+        let script = DIALECT
+            .iter()
+            .fold(script.to_owned(), |script, (word, sqlite, postgres)| {
+                let own = match self {
+                    Self::Sqlite(_) => sqlite,
+                    Self::Postgres(_) => postgres,
+                };
+                script.replace(word, own)
+            });
+        match self {
+            Self::Sqlite(session) => session.run_script(&script),
+            Self::Postgres(session) => session.run_script(&script),
         }
     }
 

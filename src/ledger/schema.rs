@@ -33,14 +33,10 @@ const TO_VERSION_10: &str = "
     CREATE TABLE moved (id {INT} PRIMARY KEY CHECK (id = 1), target {TEXT} NOT NULL) {STRICT};
     UPDATE gateways SET epoch = epoch + 1 WHERE epoch > 0";
 
-fn to_version_10(session: &Session, dialect: &dyn Fn(&str) -> String) -> Result<()> {
-    dialect(TO_VERSION_10)
-        .split(';')
-        .try_for_each(|change| session.execute(change, &[]).map(drop))?;
+fn to_version_10(session: &Session) -> Result<()> {
+    session.run_script(TO_VERSION_10)?;
     restore_hours(session)?;
-    session
-        .execute("ALTER TABLE gateways DROP COLUMN kept_since", &[])
-        .map(drop)
+    session.run_script("ALTER TABLE gateways DROP COLUMN kept_since")
 }
 
 /// Version 9 removed hours that were 400 days old by the clock, even if the clock was wrong. They

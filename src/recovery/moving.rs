@@ -34,18 +34,13 @@ pub struct MoveResult {
     pub marked: Result<()>,
 }
 
-/// Copies every table to an empty database, verifies the copy (each value, the chains and the
-/// sums), and marks this database as moved. Nothing can be written here meanwhile.
+/// Copies every table of a SQLite database to an empty one, verifies the copy (each value, the
+/// chains and the sums), and marks this database as moved. Nothing can be written here meanwhile.
 pub fn move_to(
     database: &Database,
     target: &DatabaseUri,
     progress: &Progress,
 ) -> Result<MoveResult> {
-    if database.sqlite().is_none() {
-        return Err(DatabaseError::Other(
-            "only a SQLite database can be moved".into(),
-        ));
-    }
     let mut verified = None;
     let marked = database.run(TransactionMode::Write, |source| {
         verified = Some(Postgres::create_with(target, &SCHEMA, |target| {

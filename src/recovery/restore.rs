@@ -269,6 +269,7 @@ fn compare(present: Vec<Key>, restored: &[Key]) -> KeyDifferences {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::database::sqlite::backup::backup;
     use crate::ledger::append::tests::write;
     use crate::mutex::lock;
     use crate::store::tests::Temporary;
@@ -284,10 +285,8 @@ mod tests {
         );
         let [present, copy] = ["present.db", "copy.db"].map(|name| temporary.folder.join(name));
         let (progress, lines) = Progress::recorded();
-        temporary
-            .database
-            .backup(&copy, crate::ledger::ROWS, &progress)
-            .expect("a backup");
+        let database = temporary.folder.join("test.db");
+        backup(&database, &copy, crate::ledger::ROWS, &progress).expect("a backup");
         let mut states: Vec<String> = std::mem::take(&mut lock(&lines));
         states
             .iter_mut()

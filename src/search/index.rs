@@ -15,7 +15,7 @@ use super::documents::{Candidate, DocumentText};
 use super::results::{Passage, SearchError};
 use super::{query, ranking};
 use crate::config::SearchConfig;
-use crate::database::sqlite::read_only_file::ReadOnlyFile;
+use crate::database::sqlite::read_only_file::{FLAGS, ReadOnlyFile};
 use crate::error::FailureCause;
 use crate::files;
 use crate::semaphore::Semaphore;
@@ -33,9 +33,6 @@ const CACHE: i64 = 1024;
 
 /// The number of SQLite's steps between two checks of the deadline.
 const STEPS: i32 = 10_000;
-
-/// The path has no links. NOFOLLOW refuses one that is created meanwhile.
-const FLAGS: OpenFlags = OpenFlags::SQLITE_OPEN_NO_MUTEX.union(OpenFlags::SQLITE_OPEN_NOFOLLOW);
 
 /// The queries that run at once. Each uses a CPU all the time, and some MiB if many passages have
 /// its words.
@@ -150,7 +147,7 @@ impl Index {
             {
                 let read_only =
                     ReadOnlyFile::new(&path).map_err(|error| self.not_opened(&error))?;
-                (set_up(read_only.connect(FLAGS)), Some(read_only))
+                (set_up(read_only.connect()), Some(read_only))
             }
             connection => (connection, None),
         };

@@ -6,7 +6,7 @@ use postgres_protocol::authentication::sasl::{
 
 /// Chooses the mechanism, and begins the exchange. Without TLS there is no `end_point`: see
 /// `tls::end_point`. If `is_unverified`, only the binding proves the identity of the server.
-pub(super) fn begin(
+pub fn begin(
     mechanisms: &[String],
     end_point: Option<Vec<u8>>,
     is_unverified: bool,

@@ -1,17 +1,19 @@
 //! Values, rows and errors as the protocol has them.
 
+use std::error::Error;
 use std::fmt;
 use std::io;
+use std::ops::Range;
 
 use bytes::BytesMut;
 use fallible_iterator::FallibleIterator;
 use postgres_protocol::message::backend::{DataRowBody, ErrorFields};
-use postgres_protocol::{IsNull, Oid};
+use postgres_protocol::{IsNull, Oid, types};
 
 use crate::database::value::{Row, SqlValue};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum SqlError {
+pub enum SqlError {
     /// Nothing was sent, so it was certainly not done.
     NotSent(String),
     /// It was sent and no final answer came: it may have been done. The connection can't be used
@@ -30,11 +32,12 @@ impl SqlError {
         }
     }
 
-    /// Returns whether this host is the cause: it shuts down, only reads, or has lost the session's
-    /// statements.
-    pub fn is_host_failure(&self) -> bool {
+    /// Returns whether another connection is needed: no final answer came, or this host shuts down,
+    /// only reads, or has lost the session's statements.
+    pub fn ends_connection(&self) -> bool {
         let state = self.state();
-        state.starts_with("08")
+        matches!(self, Self::Unknown(_))
+            || state.starts_with("08")
             || state.starts_with("57P")
             || matches!(state, "25006" | "26000" | "53300")
     }
@@ -50,7 +53,7 @@ impl fmt::Display for SqlError {
 }
 
 /// The type that a parameter is sent as. The server infers the type of a null.
-pub(super) fn type_of(value: &SqlValue) -> Oid {
+pub fn type_of(value: &SqlValue) -> Oid {
     match value {
         SqlValue::Null => 0,
         SqlValue::Int(_) => INT8,
@@ -69,7 +72,7 @@ const FLOAT8: Oid = 701;
 
 /// Numbers are sent as text, which any numeric type accepts: a statement may have been prepared
 /// with a null in their place.
-pub(super) fn write_value(value: &SqlValue, out: &mut BytesMut) -> IsNull {
+pub fn write_value(value: &SqlValue, out: &mut BytesMut) -> IsNull {
     match value {
         SqlValue::Null => return IsNull::Yes,
         SqlValue::Int(number) => out.extend_from_slice(number.to_string().as_bytes()),
@@ -80,45 +83,33 @@ pub(super) fn write_value(value: &SqlValue, out: &mut BytesMut) -> IsNull {
     IsNull::No
 }
 
-pub(super) fn read_row(body: &DataRowBody, columns: &[Oid]) -> io::Result<Row> {
+pub fn read_row(body: &DataRowBody, columns: &[Oid]) -> io::Result<Row> {
     let mut oids = columns.iter();
-    let read = |range: Option<std::ops::Range<usize>>| match (range, oids.next()) {
-        (Some(range), Some(&oid)) => read_value(oid, &body.buffer()[range]),
+    let read = |range: Option<Range<usize>>| match (range, oids.next()) {
+        (Some(range), Some(&oid)) => {
+            read_value(oid, &body.buffer()[range]).map_err(io::Error::other)
+        }
         _ => Ok(SqlValue::Null),
     };
     body.ranges().map(read).collect().map(Row::new)
 }
 
 /// Reads a column in the binary format.
-fn read_value(oid: Oid, bytes: &[u8]) -> io::Result<SqlValue> {
-    let value = match oid {
-        INT8 => bytes
-            .try_into()
-            .ok()
-            .map(|bytes| SqlValue::Int(i64::from_be_bytes(bytes))),
-        INT4 => bytes
-            .try_into()
-            .ok()
-            .map(|bytes| SqlValue::Int(i32::from_be_bytes(bytes).into())),
-        BOOL => Some(SqlValue::Int((bytes == [1]).into())),
-        FLOAT8 => bytes
-            .try_into()
-            .ok()
-            .map(|bytes| SqlValue::Real(f64::from_be_bytes(bytes))),
-        TEXT => Some(SqlValue::Text(String::from_utf8_lossy(bytes).into_owned())),
-        BYTEA => Some(SqlValue::Blob(bytes.to_vec())),
-        _ => None,
-    };
-    value.ok_or_else(|| {
-        io::Error::other(format!(
-            "a column has the type {oid}, which is not read here"
-        ))
+fn read_value(oid: Oid, bytes: &[u8]) -> Result<SqlValue, Box<dyn Error + Sync + Send>> {
+    Ok(match oid {
+        INT8 => types::int8_from_sql(bytes)?.into(),
+        INT4 => SqlValue::Int(types::int4_from_sql(bytes)?.into()),
+        BOOL => types::bool_from_sql(bytes)?.into(),
+        FLOAT8 => types::float8_from_sql(bytes)?.into(),
+        TEXT => types::text_from_sql(bytes)?.into(),
+        BYTEA => bytes.into(),
+        _ => return Err(format!("a column has the type {oid}, which is not read here").into()),
     })
 }
 
 /// The fields of an error or a warning from the server.
 #[derive(Default)]
-pub(super) struct Fields {
+pub struct Fields {
     pub severity: String,
     pub state: String,
     pub message: String,

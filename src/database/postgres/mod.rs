@@ -22,12 +22,11 @@ use std::time::{Duration, Instant};
 
 use self::pool::PgPool;
 pub(super) use self::pool::TRY_WRITE;
-use self::schema::Tables;
+use self::schema::UPGRADE_TIMEOUT;
 use self::session::{PgSession, REPORT_TIMEOUT, STATEMENT_TIMEOUT};
 use self::uri::DatabaseUri;
-use super::access::Access;
-use super::error::{DatabaseError, Result};
-use super::schema::Schema;
+use super::error::Result;
+use super::schema::{Access, Schema};
 use super::session::Session;
 use super::statement::TransactionMode;
 
@@ -47,7 +46,7 @@ const READ: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
 const WRITE: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 
 pub struct Postgres {
-    pool: Arc<PgPool>,
+    pub(super) pool: Arc<PgPool>,
     pub(super) is_new: bool,
 }
 
@@ -56,19 +55,13 @@ impl Postgres {
     pub fn open(
         uri: &DatabaseUri,
         schema: &Schema,
-        most_connections: usize,
+        max_connections: usize,
         access: Access,
     ) -> Result<Self> {
-        let pool = PgPool::new(uri, most_connections)?;
-        let mut pooled = pool.start()?;
-        let tables = schema::prepare(pooled.connection(), schema, access)?;
-        if tables == Tables::Old {
-            schema::upgrade(pooled, schema)?;
-        }
-        Ok(Self {
-            pool,
-            is_new: tables == Tables::Created,
-        })
+        let pool = PgPool::new(uri, max_connections)?;
+        let session = PgSession::new(pool.start()?, None, UPGRADE_TIMEOUT);
+        let is_new = schema::bring_up_to_date(&session, schema, access)?;
+        Ok(Self { pool, is_new })
     }
 
     /// Creates the tables in an empty database and runs `fill`, in one transaction: if that fails,
@@ -78,16 +71,14 @@ impl Postgres {
         schema: &Schema,
         fill: impl FnOnce(&Session) -> Result<T>,
     ) -> Result<T> {
-        let mut pooled = PgPool::new(uri, 1)?.start()?;
-        schema::begin_and_create(pooled.connection(), schema)?;
-        let session = PgSession::begun(pooled);
-        let value = fill(&Session::Postgres(&session))?;
+        let session = PgSession::new(PgPool::new(uri, 1)?.start()?, None, UPGRADE_TIMEOUT);
+        let statements = Session::Postgres(&session);
+        schema::begin_and_create(&statements, schema)?;
+        let value = fill(&statements)?;
         session.commit(&[])?;
         Ok(value)
     }
-}
 
-impl Postgres {
     pub(super) fn begin(&self, mode: TransactionMode) -> Result<PgSession> {
         let deadline = match mode {
             TransactionMode::WriteUntil(deadline) | TransactionMode::Append(deadline) => deadline,
@@ -105,14 +96,5 @@ impl Postgres {
             ),
         };
         Ok(PgSession::new(pooled, begin, time))
-    }
-
-    pub(super) fn lost(&self) -> Option<DatabaseError> {
-        self.pool.lost()
-    }
-
-    /// Drops every connection after an outcome that stays unknown.
-    pub(super) fn lose_connections(&self, cause: &str) {
-        self.pool.lose(cause.to_owned());
     }
 }

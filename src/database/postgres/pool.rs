@@ -21,7 +21,7 @@ use crate::database::statement::TransactionMode;
 use crate::mutex::lock;
 
 /// The time that a start has to find a host that answers.
-pub(super) const START_TIMEOUT: Duration = Duration::from_secs(10);
+pub const START_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Changes nothing. Its commit proves that the server is the primary, and that all earlier commits
 /// on it are durable.
@@ -32,10 +32,10 @@ const PROBE_PAUSE: Duration = Duration::from_millis(200);
 
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
-pub(super) struct PgPool {
+pub struct PgPool {
     uri: DatabaseUri,
     tls: Option<Arc<ClientConfig>>,
-    most: usize,
+    max_connections: usize,
     state: Mutex<PoolState>,
     /// Signalled when a connection is free, and when the database is lost or back.
     changed: Condvar,
@@ -53,7 +53,7 @@ struct PoolState {
     /// The reason why the database can't be used; `None` if it can.
     lost: Option<String>,
     /// The log has a line saying that the server has no room for all connections.
-    noted_no_room: bool,
+    noted_full: bool,
 }
 
 struct PoolMember {
@@ -64,14 +64,14 @@ struct PoolMember {
 
 /// A connection while one thread has it. Dropping it gives it back, unless it is in a transaction
 /// or broken.
-pub(super) struct Pooled {
+pub struct Pooled {
     pool: Arc<PgPool>,
     /// `None` only while it is dropped.
     member: Option<PoolMember>,
 }
 
 impl PgPool {
-    pub fn new(uri: &DatabaseUri, most: usize) -> Result<Arc<Self>> {
+    pub fn new(uri: &DatabaseUri, max_connections: usize) -> Result<Arc<Self>> {
         // Hosts of the same machine may be plain; the others have one mode.
         let mode = uri
             .hosts
@@ -84,7 +84,7 @@ impl PgPool {
         Ok(Arc::new(Self {
             uri: uri.clone(),
             tls: tls.map_err(DatabaseError::Unavailable)?,
-            most,
+            max_connections,
             state: Mutex::default(),
             changed: Condvar::new(),
         }))
@@ -95,28 +95,26 @@ impl PgPool {
     pub fn get(self: &Arc<Self>, deadline: Instant, mode: TransactionMode) -> Result<Pooled> {
         let is_append = matches!(mode, TransactionMode::Append(_));
         let waits_if_lost = is_append || matches!(mode, TransactionMode::WriteUntil(_));
-        let most_in_use = if is_append {
-            self.most
+        let max_in_use = if is_append {
+            self.max_connections
         } else {
-            (self.most - 1).max(1)
+            (self.max_connections - 1).max(1)
         };
         let mut state = lock(&self.state);
         loop {
-            let has_room = state.open - state.idle.len() < most_in_use;
+            let has_capacity = state.open - state.idle.len() < max_in_use;
             if let Some(cause) = &state.lost {
                 if !waits_if_lost || deadline <= Instant::now() {
                     return Err(DatabaseError::Unavailable(cause.clone()));
                 }
-            } else if let Some(member) = has_room.then(|| state.idle.pop()).flatten() {
+            } else if let Some(member) = has_capacity.then(|| state.idle.pop()).flatten() {
                 if member.connection.is_usable() {
-                    return Ok(Pooled {
-                        pool: Arc::clone(self),
-                        member: Some(member),
-                    });
+                    return Ok(self.lend(member));
                 }
                 state.open -= 1;
                 continue;
-            } else if has_room && state.open < self.most && Instant::now() < deadline {
+            } else if has_capacity && state.open < self.max_connections && Instant::now() < deadline
+            {
                 state.open += 1;
                 let (first, generation) = (state.first, state.generation);
                 drop(state);
@@ -127,15 +125,11 @@ impl PgPool {
                         if state.generation == generation {
                             state.first = host;
                         }
-                        let member = PoolMember {
+                        return Ok(self.lend(PoolMember {
                             connection,
                             host,
                             generation,
-                        };
-                        return Ok(Pooled {
-                            pool: Arc::clone(self),
-                            member: Some(member),
-                        });
+                        }));
                     }
                     Err(error) => {
                         state.open -= 1;
@@ -144,8 +138,8 @@ impl PgPool {
                             self.lose_with(&mut state, error.cause);
                             continue;
                         }
-                        state.note_no_room(self.most, &error.cause);
-                        if !state.idle.is_empty() && has_room {
+                        state.note_full(self.max_connections, &error.cause);
+                        if !state.idle.is_empty() && has_capacity {
                             continue;
                         }
                     }
@@ -168,15 +162,18 @@ impl PgPool {
         let (connection, host) = self.connect_at_start()?;
         let mut state = lock(&self.state);
         (state.open, state.first) = (1, host);
-        let member = PoolMember {
+        Ok(self.lend(PoolMember {
             connection,
             host,
             generation: state.generation,
-        };
-        Ok(Pooled {
+        }))
+    }
+
+    fn lend(self: &Arc<Self>, member: PoolMember) -> Pooled {
+        Pooled {
             pool: Arc::clone(self),
             member: Some(member),
-        })
+        }
     }
 
     /// Connects to the first host that can be used, and tries again while one does not answer:
@@ -257,12 +254,8 @@ impl PgPool {
             let tried = tried
                 .map_err(|error| error.cause)
                 .and_then(|(mut connection, host)| {
-                    match connection.run(
-                        None,
-                        &[(TRY_WRITE, &[])],
-                        Instant::now() + PROBE_TIMEOUT,
-                        &mut |_| (),
-                    ) {
+                    let deadline = Instant::now() + PROBE_TIMEOUT;
+                    match connection.run_one((TRY_WRITE, &[]), deadline, &mut |_| ()) {
                         Ok(_) => Ok(host),
                         Err(error) => {
                             lock(&pool.state).first = pool.after(host);
@@ -296,11 +289,11 @@ impl PgPool {
 
 impl PoolState {
     /// Threads take turns with the existing connections; dropping these would make it worse.
-    fn note_no_room(&mut self, most: usize, cause: &str) {
-        if !self.noted_no_room {
-            self.noted_no_room = true;
+    fn note_full(&mut self, max: usize, cause: &str) {
+        if !self.noted_full {
+            self.noted_full = true;
             log::warn!(
-                "the database has no room for more than {} of {most} connections, so requests may wait: raise its \
+                "the database has no room for more than {} of {max} connections, so requests may wait: raise its \
                  max_connections ({cause})",
                 self.open
             );

@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
@@ -20,48 +19,47 @@ use crate::database::value::{Row, SqlValue};
 /// The timeout for the last message of a connection.
 const TERMINATE_TIMEOUT: Duration = Duration::from_millis(100);
 
-pub(super) struct PgConnection {
-    pub(super) link: PgStream,
-    pub(super) input: BytesMut,
-    pub(super) output: BytesMut,
+pub struct PgConnection {
+    pub stream: PgStream,
+    pub input: BytesMut,
+    pub output: BytesMut,
     /// The statements that the server knows, by their text.
-    pub(super) prepared: HashMap<String, Prepared>,
+    pub prepared: HashMap<String, Prepared>,
     /// The number of names that were given to statements.
-    pub(super) names: usize,
+    pub names: usize,
     /// The server has last reported that it is in no transaction.
-    pub(super) is_idle: bool,
+    pub is_idle: bool,
 }
 
-pub(super) struct Prepared {
+pub struct Prepared {
     name: String,
-    columns: Arc<[Oid]>,
+    columns: Vec<Oid>,
 }
 
 impl PgConnection {
     /// Returns whether a statement can be sent: no transaction is open, and the server has not
     /// closed the connection.
     pub fn is_usable(&self) -> bool {
-        self.is_idle && self.link.socket.is_quiet()
+        self.is_idle && self.stream.socket.is_quiet()
     }
 
-    /// Sends statements in one round trip, after `BEGIN …` if there is one. Without, they are one
-    /// transaction by themselves. Calls `each` with every row, and returns how many rows the last
-    /// statement changed or found.
-    pub fn run(
+    /// Runs one statement in a transaction of its own. Calls `each` with every row, and returns how
+    /// many rows were changed or found.
+    pub fn run_one(
         &mut self,
-        begin: Option<&str>,
-        statements: &[BoundStatement],
+        statement: BoundStatement,
         deadline: Instant,
         each: &mut dyn FnMut(Row),
     ) -> Result<usize, SqlError> {
-        let changed =
-            self.run_between(begin, statements, None, deadline, &mut |_, row| each(row))?;
-        Ok(changed.last().copied().unwrap_or(0))
+        let changed = self.run(None, &[statement], None, deadline, &mut |_, row| each(row))?;
+        Ok(changed.first().copied().unwrap_or(0))
     }
 
-    /// Does the same with a text after the statements, such as `COMMIT`. Calls `each` with the
-    /// number of the statement too, and returns how many rows each statement changed or found.
-    pub fn run_between(
+    /// Sends statements in one round trip, after `begin` and before `end`, which are texts such as
+    /// `COMMIT`. Without `begin` they are one transaction by themselves. Calls `each` with the
+    /// number of the statement and every row of it. Returns how many rows each statement changed or
+    /// found.
+    pub fn run(
         &mut self,
         begin: Option<&str>,
         statements: &[BoundStatement],
@@ -74,7 +72,7 @@ impl PgConnection {
             .write_messages(begin, statements, end)
             .map_err(|error| SqlError::NotSent(error.to_string()))?;
         self.is_idle = false;
-        self.link.socket.deadline = deadline;
+        self.stream.socket.deadline = deadline;
         // Each part of the answer ends with ReadyForQuery. Only the statements have results.
         let parts = [
             (begin.is_some(), false),
@@ -93,7 +91,7 @@ impl PgConnection {
 
     /// Runs statements without parameters and results.
     pub fn run_text(&mut self, statements: &str, deadline: Instant) -> Result<(), SqlError> {
-        self.run(Some(statements), &[], deadline, &mut |_| ())
+        self.run(Some(statements), &[], None, deadline, &mut |_, _| ())
             .map(drop)
     }
 
@@ -158,7 +156,7 @@ impl PgConnection {
         each: &mut dyn FnMut(usize, Row),
     ) -> io::Result<Result<Vec<usize>, SqlError>> {
         let (mut has_results, mut fresh) = (parts.next().unwrap_or(false), fresh.into_iter());
-        let (mut columns, mut changed) = (None, Vec::with_capacity(statements.len()));
+        let mut changed = Vec::with_capacity(statements.len());
         let (mut failure, mut doubt) = (None, None);
         loop {
             match self.message()? {
@@ -170,12 +168,8 @@ impl PgConnection {
                 Message::NoData => self.remember(fresh.next(), Vec::new()),
                 Message::DataRow(body) if has_results => {
                     let number = changed.len();
-                    let known = || {
-                        self.prepared
-                            .get(statements[number].0)
-                            .map(|it| Arc::clone(&it.columns))
-                    };
-                    let columns = columns.get_or_insert_with(|| known().unwrap_or_default());
+                    let prepared = self.prepared.get(statements[number].0);
+                    let columns = prepared.map_or(&[][..], |prepared| &prepared.columns);
                     match read_row(&body, columns) {
                         Ok(row) => each(number, row),
                         Err(error) => {
@@ -194,7 +188,6 @@ impl PgConnection {
                         .next()
                         .and_then(|count| count.parse().ok());
                     changed.push(count.unwrap_or(0));
-                    columns = None;
                 }
                 Message::NoticeResponse(body) => {
                     let fields = Fields::read(body.fields())?;
@@ -226,31 +219,26 @@ impl PgConnection {
     /// Notes that a statement is prepared, and its columns.
     fn remember(&mut self, fresh: Option<(&str, String)>, columns: Vec<Oid>) {
         if let Some((text, name)) = fresh {
-            self.prepared.insert(
-                text.to_owned(),
-                Prepared {
-                    name,
-                    columns: columns.into(),
-                },
-            );
+            self.prepared
+                .insert(text.to_owned(), Prepared { name, columns });
         }
     }
 
-    pub(super) fn send(&mut self) -> io::Result<()> {
+    pub fn send(&mut self) -> io::Result<()> {
         if !self.output.is_empty() {
-            self.link.send(&self.output)?;
+            self.stream.send(&self.output)?;
             self.output.clear();
         }
         Ok(())
     }
 
-    pub(super) fn message(&mut self) -> io::Result<Message> {
+    pub fn message(&mut self) -> io::Result<Message> {
         loop {
             if let Some(message) = Message::parse(&mut self.input)? {
                 return Ok(message);
             }
             let mut buffer = [0; 8192];
-            let count = self.link.receive(&mut buffer)?;
+            let count = self.stream.receive(&mut buffer)?;
             self.input.extend_from_slice(&buffer[..count]);
         }
     }
@@ -262,7 +250,7 @@ impl Drop for PgConnection {
         if self.is_idle {
             self.output.clear();
             frontend::terminate(&mut self.output);
-            self.link.socket.deadline = Instant::now() + TERMINATE_TIMEOUT;
+            self.stream.socket.deadline = Instant::now() + TERMINATE_TIMEOUT;
             let _ = self.send();
         }
     }

@@ -31,11 +31,6 @@ impl PgSession {
         }
     }
 
-    /// On a connection that is in a transaction already, for work that may take minutes.
-    pub(super) fn begun(pooled: Pooled) -> Self {
-        Self::new(pooled, None, REPORT_TIMEOUT)
-    }
-
     fn send(
         &self,
         statements: &[BoundStatement],
@@ -50,35 +45,17 @@ impl PgSession {
             .as_mut()
             .ok_or(DatabaseError::Unknown("the connection was lost".into()))?;
         let deadline = Instant::now() + self.time;
-        let outcome =
-            pooled
-                .connection()
-                .run_between(self.begin.take(), statements, end, deadline, each);
-        if matches!(&outcome, Err(error) if matches!(error, SqlError::Unknown(_)) || error.is_host_failure())
+        let outcome = pooled
+            .connection()
+            .run(self.begin.take(), statements, end, deadline, each);
+        if outcome.as_ref().is_err_and(SqlError::ends_connection)
             && let Some(pooled) = borrowed.take()
         {
             pooled.distrust();
         }
         Ok(outcome?)
     }
-}
 
-impl Drop for PgSession {
-    /// Ends the transaction after an error, so that the connection can be used again.
-    fn drop(&mut self) {
-        if let Some(pooled) = self.pooled.get_mut()
-            && self.begin.get().is_none()
-            && !pooled.connection().is_idle
-        {
-            let _ = pooled.connection().run_text(
-                "ROLLBACK",
-                Instant::now() + self.time.min(STATEMENT_TIMEOUT),
-            );
-        }
-    }
-}
-
-impl PgSession {
     pub fn commit(&self, last: &[Statement]) -> Result<Vec<usize>> {
         let is_idle = || {
             self.pooled
@@ -96,9 +73,11 @@ impl PgSession {
     pub fn is_lost(&self) -> bool {
         self.pooled.borrow().is_none()
     }
-}
 
-impl PgSession {
+    pub fn run_script(&self, script: &str) -> Result<()> {
+        self.send(&[], Some(script), &mut |_, _| ()).map(drop)
+    }
+
     pub fn run(&self, statements: &[BoundStatement], each: EachRow) -> Result<Vec<usize>> {
         if statements.is_empty() {
             // The server would not answer.
@@ -112,6 +91,21 @@ impl PgSession {
         };
         let changed = self.send(statements, None, &mut take)?;
         failure.map_or(Ok(changed), Err)
+    }
+}
+
+impl Drop for PgSession {
+    /// Ends the transaction after an error, so that the connection can be used again.
+    fn drop(&mut self) {
+        if let Some(pooled) = self.pooled.get_mut()
+            && self.begin.get().is_none()
+            && !pooled.connection().is_idle
+        {
+            let _ = pooled.connection().run_text(
+                "ROLLBACK",
+                Instant::now() + self.time.min(STATEMENT_TIMEOUT),
+            );
+        }
     }
 }
 

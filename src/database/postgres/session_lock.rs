@@ -10,15 +10,14 @@ use std::time::{Duration, Instant};
 use sha2::{Digest, Sha256};
 
 use super::encoding::SqlError;
-use super::pool::PgPool;
-use super::pool::START_TIMEOUT;
+use super::pool::{PgPool, START_TIMEOUT};
 use super::protocol::PgConnection;
 use super::schema::LOCK;
 use super::session::STATEMENT_TIMEOUT;
 use super::uri::DatabaseUri;
 use crate::database::error::{DatabaseError, LockError, Result};
 use crate::database::statement::BoundStatement;
-use crate::database::value::{Row, SqlValue};
+use crate::database::values;
 
 /// The first number of a gateway's lock; the second is made from its name.
 const GATEWAY_LOCK: i32 = LOCK + 1;
@@ -38,6 +37,7 @@ pub struct SessionLock {
     /// The host to begin with.
     host: usize,
     name: String,
+    /// `None` if it was lost.
     connection: Option<PgConnection>,
     is_held: bool,
 }
@@ -45,99 +45,79 @@ pub struct SessionLock {
 impl SessionLock {
     /// Takes the lock of a name. `holder` is a query for the address of the process that has it.
     pub fn take(uri: &DatabaseUri, name: &str, holder: &str) -> Result<Self, LockError> {
-        let pool = PgPool::new(uri, 1).map_err(LockError::Database)?;
-        let connected = pool.connect_at_start().map_err(LockError::Database)?;
-        let mut lock = Self {
-            pool,
-            host: 0,
-            name: name.to_owned(),
-            connection: None,
-            is_held: false,
-        };
-        lock.use_connection(connected)
-            .map_err(LockError::Database)?;
+        let pool = PgPool::new(uri, 1)?;
+        let (mut connection, host) = pool.connect_at_start()?;
         let deadline = Instant::now() + START_TIMEOUT;
         let give_up = Instant::now() + LOCK_TIMEOUT;
-        while !lock
-            .try_lock(deadline)
-            .map_err(|error| LockError::Database(error.into()))?
-        {
+        while !try_lock(&mut connection, name, deadline).map_err(DatabaseError::from)? {
             if Instant::now() >= give_up {
-                return Err(LockError::NameTaken {
-                    address: lock.holder(holder, deadline),
-                    name: lock.name,
+                let (mut address, parameters) = (None, values![name]);
+                let _ = connection.run_one((holder, &parameters), deadline, &mut |mut row| {
+                    address = row.column().ok()
                 });
+                let name = name.to_owned();
+                return Err(LockError::NameTaken { name, address });
             }
             thread::sleep(PAUSE);
         }
-        Ok(lock)
+        Ok(Self {
+            pool,
+            host,
+            name: name.to_owned(),
+            connection: Some(connection),
+            is_held: true,
+        })
     }
 
     /// Updates the heartbeat, after taking the lock again if the connection was lost. The server
     /// may hold the lock for a dead session for a while; the gateway continues to serve meanwhile.
     /// Returns false if the heartbeat changed no row.
     pub fn renew(&mut self, heartbeat: BoundStatement) -> Result<bool> {
-        if self.connection.is_none() {
-            self.is_held = false;
-            let deadline = Instant::now() + self.pool.time_to_connect();
-            self.use_connection(
-                self.pool
+        let mut connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => {
+                let deadline = Instant::now() + self.pool.time_to_connect();
+                let (connection, host) = self
+                    .pool
                     .connect(self.host, deadline)
-                    .map_err(|error| DatabaseError::Unavailable(error.cause))?,
-            )?;
-        }
-        let renewed = self.beat(heartbeat);
-        if let Err(error) = &renewed
-            && (matches!(error, SqlError::Unknown(_)) || error.is_host_failure())
-        {
+                    .map_err(|error| DatabaseError::Unavailable(error.cause))?;
+                (self.host, self.is_held) = (host, false);
+                connection
+            }
+        };
+        let deadline = Instant::now() + STATEMENT_TIMEOUT;
+        let mut renew = || {
+            if !self.is_held {
+                self.is_held = try_lock(&mut connection, &self.name, deadline)?;
+            }
+            Ok(connection.run_one(heartbeat, deadline, &mut |_| ())? > 0)
+        };
+        let renewed: Result<bool, SqlError> = renew();
+        if renewed.as_ref().is_err_and(SqlError::ends_connection) {
             // The server may be a primary that was replaced.
-            (self.connection, self.host) = (None, self.pool.after(self.host));
+            self.host = self.pool.after(self.host);
+        } else {
+            self.connection = Some(connection);
         }
         Ok(renewed?)
     }
+}
 
-    fn beat(&mut self, heartbeat: BoundStatement) -> Result<bool, SqlError> {
-        let deadline = Instant::now() + STATEMENT_TIMEOUT;
-        if !self.is_held {
-            self.try_lock(deadline)?;
-        }
-        Ok(self.run(heartbeat, deadline, &mut |_| ())? > 0)
-    }
-
-    fn use_connection(&mut self, (mut connection, host): (PgConnection, usize)) -> Result<()> {
-        connection.run_text(KEEPALIVE, Instant::now() + STATEMENT_TIMEOUT)?;
-        (self.connection, self.host) = (Some(connection), host);
-        Ok(())
-    }
-
-    fn try_lock(&mut self, deadline: Instant) -> Result<bool, SqlError> {
-        let number = lock_number(&self.name);
-        let lock = format!("SELECT 1 WHERE pg_try_advisory_lock({GATEWAY_LOCK}, {number})");
-        self.is_held = self.run((&lock, &[]), deadline, &mut |_| ())? > 0;
-        Ok(self.is_held)
-    }
-
-    fn holder(&mut self, query: &str, deadline: Instant) -> Option<String> {
-        let mut found = None;
-        let parameters = [SqlValue::from(&self.name)];
-        let _ = self.run((query, &parameters), deadline, &mut |mut row| {
-            found = row.column().ok()
-        });
-        found
-    }
-
-    fn run(
-        &mut self,
-        statement: BoundStatement,
-        deadline: Instant,
-        each: &mut dyn FnMut(Row),
-    ) -> Result<usize, SqlError> {
-        let connection = self
-            .connection
-            .as_mut()
-            .ok_or_else(|| SqlError::NotSent("there is no connection".into()))?;
-        connection.run(None, &[statement], deadline, each)
-    }
+fn try_lock(
+    connection: &mut PgConnection,
+    name: &str,
+    deadline: Instant,
+) -> Result<bool, SqlError> {
+    let number = lock_number(name);
+    let lock = format!("SELECT 1 WHERE pg_try_advisory_lock({GATEWAY_LOCK}, {number})");
+    let found = connection.run(
+        Some(KEEPALIVE),
+        &[(&lock, &[])],
+        None,
+        deadline,
+        &mut |_, _| (),
+    )?;
+    Ok(found == [1])
 }
 
 /// The second number of a gateway's lock.

@@ -12,6 +12,7 @@ use postgres_protocol::message::backend::Message;
 use postgres_protocol::message::frontend;
 use rustix::io::Errno;
 use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
 
 use super::auth;
 use super::encoding::Fields;
@@ -25,7 +26,7 @@ const TOO_MANY_CONNECTIONS: &str = "53300";
 
 /// The reason why there is no connection.
 #[derive(Debug, Default)]
-pub(super) struct ConnectError {
+pub struct ConnectError {
     pub cause: String,
     /// The server has as many connections as it may have.
     pub is_full: bool,
@@ -34,7 +35,7 @@ pub(super) struct ConnectError {
 
 impl From<io::Error> for ConnectError {
     fn from(error: io::Error) -> Self {
-        error_of(&error, error.to_string())
+        connect_error(&error, error.to_string())
     }
 }
 
@@ -53,7 +54,7 @@ impl From<&str> for ConnectError {
     }
 }
 
-fn error_of(error: &io::Error, cause: String) -> ConnectError {
+fn connect_error(error: &io::Error, cause: String) -> ConnectError {
     ConnectError {
         cause,
         is_full: false,
@@ -69,16 +70,16 @@ impl PgConnection {
         tls: Option<&Arc<ClientConfig>>,
         deadline: Instant,
     ) -> Result<Self, ConnectError> {
-        let mut link = PgStream::connect(host, deadline)
-            .map_err(|error| error_of(&error, explain_connect(&error)))?;
+        let mut stream = PgStream::connect(host, deadline)
+            .map_err(|error| connect_error(&error, explain_connect(&error)))?;
         let mode = uri.sslmode_for(host);
-        if mode != SslMode::Disable
-            && let Some(config) = tls
+        if let (Host::Tcp { name, .. }, Some(config)) = (host, tls)
+            && mode != SslMode::Disable
         {
-            encrypt(&mut link, config, host)?;
+            encrypt(&mut stream, config, name)?;
         }
         let mut connection = Self {
-            link,
+            stream,
             input: BytesMut::new(),
             output: BytesMut::new(),
             prepared: HashMap::new(),
@@ -114,7 +115,7 @@ impl PgConnection {
                         .map(|name| Ok(name.to_owned()))
                         .collect()?;
                     let end_point = self
-                        .link
+                        .stream
                         .certificate()
                         .and_then(|certificate| tls::end_point(certificate));
                     let is_unverified = mode == SslMode::Require;
@@ -182,25 +183,26 @@ impl PgConnection {
 }
 
 fn encrypt(
-    link: &mut PgStream,
+    stream: &mut PgStream,
     config: &Arc<ClientConfig>,
-    host: &Host,
+    name: &str,
 ) -> Result<(), ConnectError> {
     let mut request = BytesMut::new();
     frontend::ssl_request(&mut request);
-    link.send(&request)?;
+    stream.send(&request)?;
     // One byte and no more: an attacker could have inserted the bytes that follow it before the
     // handshake.
     let mut answer = [0; 1];
-    link.receive(&mut answer)?;
+    stream.receive(&mut answer)?;
     if answer != [b'S'] {
         return Err(
             "it has no TLS: set ssl = on there, or add sslmode=disable if the network can be trusted".into(),
         );
     }
-    let name = tls::server_name(host)?;
-    link.encrypt(Arc::clone(config), name)
-        .map_err(|error| error_of(&error, tls::explain(&error)))
+    let name = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
+    stream
+        .encrypt(Arc::clone(config), name)
+        .map_err(|error| connect_error(&error, tls::explain(&error)))
 }
 
 /// If the system refuses to make a connection, the cause is the sandbox, which an operator would

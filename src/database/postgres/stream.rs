@@ -15,7 +15,7 @@ use rustls::{ClientConfig, ClientConnection, Stream};
 use super::uri::Host;
 use crate::timed_stream::TimedStream;
 
-pub(super) struct PgStream {
+pub struct PgStream {
     pub socket: TimedStream,
     tls: Option<ClientConnection>,
 }

@@ -12,13 +12,10 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
 use sha2::{Digest, Sha256, Sha384, Sha512};
 
-use super::uri::{Host, SslMode};
+use super::uri::SslMode;
 use crate::certificates;
 
-pub(super) fn config(
-    mode: SslMode,
-    sslrootcert: Option<&Path>,
-) -> Result<Arc<ClientConfig>, String> {
+pub fn config(mode: SslMode, sslrootcert: Option<&Path>) -> Result<Arc<ClientConfig>, String> {
     let provider = Arc::new(ring::default_provider());
     let chain = match mode {
         SslMode::Disable | SslMode::Require => None,
@@ -113,15 +110,8 @@ impl ServerCertVerifier for Verifier {
     }
 }
 
-pub(super) fn server_name(host: &Host) -> io::Result<ServerName<'static>> {
-    match host {
-        Host::Tcp { name, .. } => ServerName::try_from(name.clone()).map_err(io::Error::other),
-        Host::Unix(_) => Err(io::Error::other("a Unix socket has no TLS")),
-    }
-}
-
 /// Explains why a handshake failed, with the next step.
-pub(super) fn explain(error: &io::Error) -> String {
+pub fn explain(error: &io::Error) -> String {
     use CertificateError as Wrong;
     let Some(cause) = error
         .get_ref()
@@ -153,7 +143,7 @@ pub(super) fn explain(error: &io::Error) -> String {
 /// The channel binding `tls-server-end-point` (RFC 5929): the certificate's hash, by the algorithm
 /// of its signature, and SHA-256 in place of MD5 and SHA-1. `None` if that is not defined, as for
 /// Ed25519.
-pub(super) fn end_point(certificate: &[u8]) -> Option<Vec<u8>> {
+pub fn end_point(certificate: &[u8]) -> Option<Vec<u8>> {
     // Certificate { TBSCertificate, AlgorithmIdentifier { OID, … }, … }
     let (certificate_parts, _) = certificates::der_value(certificate)?;
     let (_, after_content) = certificates::der_value(certificate_parts)?;

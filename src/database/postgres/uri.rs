@@ -57,11 +57,10 @@ pub enum SslMode {
 
 impl DatabaseUri {
     /// The scheme may be in upper case, as in every URI.
-    pub fn is_uri(text: &str) -> bool {
-        let scheme = text
-            .split_once("://")
-            .map(|(scheme, _)| scheme.to_ascii_lowercase());
-        matches!(scheme.as_deref(), Some("postgresql" | "postgres"))
+    pub fn is_scheme(text: &str) -> bool {
+        ["postgresql", "postgres"]
+            .iter()
+            .any(|scheme| scheme.eq_ignore_ascii_case(text))
     }
 
     /// The error names what is wrong, and repeats nothing that may be a secret.
@@ -274,11 +273,13 @@ impl fmt::Display for DatabaseUri {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::database::DatabaseLocation;
 
     #[track_caller]
     fn check(text: &str, displayed: &str) -> DatabaseUri {
-        assert!(DatabaseUri::is_uri(text));
-        let uri = DatabaseUri::parse(text).expect(text);
+        let Ok(DatabaseLocation::Postgres(uri)) = DatabaseLocation::parse(text) else {
+            panic!("{text}");
+        };
         assert_eq!(uri.to_string(), displayed);
         uri
     }

@@ -41,7 +41,7 @@ pub struct WalFigures {
     pub last_checkpoint: Option<i64>,
 }
 
-pub(super) struct WalState {
+pub struct WalState {
     /// The pages of the WAL after the last commit of this process.
     pages: Arc<AtomicU64>,
     /// The number of pages at which the next checkpoint runs.
@@ -122,7 +122,7 @@ impl Sqlite {
 }
 
 /// The bytes of the WAL that are in use now.
-pub(super) fn in_use(connection: &Connection) -> Result<u64> {
+pub fn in_use(connection: &Connection) -> Result<u64> {
     Ok(run(connection, "PRAGMA wal_checkpoint(NOOP)")?.pages * FRAME)
 }
 

@@ -10,7 +10,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 use rustix::fs::Access as FileAccess;
 
-use super::read_only_file::{ReadOnlyFile, check_usable};
+use super::read_only_file::{FLAGS, ReadOnlyFile, check_usable};
 use crate::database::error::{DatabaseError, Result};
 use crate::files::with_suffix;
 use crate::progress::Progress;
@@ -26,9 +26,9 @@ const PAGE_CACHE: i64 = 128;
 const STATEMENTS: usize = 64;
 
 /// The unit in which the progress of a copy is displayed.
-pub(super) const MEBIBYTE: u64 = 1_048_576;
+pub const MEBIBYTE: u64 = 1_048_576;
 
-pub(super) fn is_missing(path: &Path) -> Result<bool> {
+pub fn is_missing(path: &Path) -> Result<bool> {
     // Before the database's own: a process that creates one fills its WAL last.
     let wal = with_suffix(
         &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()),
@@ -48,31 +48,24 @@ pub(super) fn is_missing(path: &Path) -> Result<bool> {
     }
 }
 
-pub(super) fn connect(path: &Path, mode: OpenFlags) -> Result<Connection> {
-    // One thread at a time uses a connection, so SQLite's own locks around it are not needed.
-    // The path has no links. NOFOLLOW is for one that is put there meanwhile.
-    let flags = mode | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
-    set_up(Connection::open_with_flags(path, flags)?)
+pub fn connect(path: &Path, mode: OpenFlags) -> Result<Connection> {
+    set_up(Connection::open_with_flags(path, mode | FLAGS)?)
 }
 
 /// The flag to write is for the end: the last connection to close moves the WAL into the database
 /// and deletes it, which a read-only one can't. If the file can't be written, SQLite opens it to
 /// read.
-pub(super) fn connect_to_read(path: &Path) -> Result<(Connection, Option<ReadOnlyFile>)> {
+pub fn connect_to_read(path: &Path) -> Result<(Connection, Option<ReadOnlyFile>)> {
     match connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE) {
         Err(DatabaseError::CannotOpen | DatabaseError::ReadOnly) => {
             let read_only = ReadOnlyFile::new(path)?;
-            Ok((connect_without_locks(&read_only)?, Some(read_only)))
+            Ok((set_up(read_only.connect()?)?, Some(read_only)))
         }
         connection => Ok((connection?, None)),
     }
 }
 
-pub(super) fn connect_without_locks(read_only: &ReadOnlyFile) -> Result<Connection> {
-    set_up(read_only.connect(OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW)?)
-}
-
-pub(super) fn set_up(connection: Connection) -> Result<Connection> {
+pub fn set_up(connection: Connection) -> Result<Connection> {
     connection.busy_timeout(START_TIMEOUT)?;
     connection.pragma_update(None, "cache_size", -PAGE_CACHE)?;
     // SQLite would ignore a failed fsync of a checkpoint that it runs by itself: see checkpoint.rs.
@@ -85,7 +78,7 @@ pub(super) fn set_up(connection: Connection) -> Result<Connection> {
 }
 
 /// Returns the path of a file that can be read, without links. SQLite would not say why it can't.
-pub(super) fn readable(path: &Path) -> Result<PathBuf> {
+pub fn readable(path: &Path) -> Result<PathBuf> {
     rustix::fs::access(path, FileAccess::READ_OK).map_err(io::Error::from)?;
     if path.is_dir() {
         return Err(io::Error::from(io::ErrorKind::IsADirectory).into());
@@ -95,7 +88,7 @@ pub(super) fn readable(path: &Path) -> Result<PathBuf> {
 
 /// Adds the file or the folder that is the reason why SQLite can't open or write a database: it
 /// does not say which.
-pub(super) fn name_cause(path: &Path, error: DatabaseError) -> DatabaseError {
+pub fn name_cause(path: &Path, error: DatabaseError) -> DatabaseError {
     if !matches!(error, DatabaseError::CannotOpen | DatabaseError::ReadOnly) {
         return error;
     }
@@ -112,7 +105,7 @@ pub(super) fn name_cause(path: &Path, error: DatabaseError) -> DatabaseError {
         .map_or(error, DatabaseError::from)
 }
 
-pub(super) fn connect_to_write(path: &Path) -> Result<Connection> {
+pub fn connect_to_write(path: &Path) -> Result<Connection> {
     let connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
     if path.metadata().is_ok_and(|file| file.len() == 0) {
         // Retention can then give space back to the file system.
@@ -124,7 +117,7 @@ pub(super) fn connect_to_write(path: &Path) -> Result<Connection> {
 
 /// Switches to another kind of journal. SQLite's own timeout does not cover this: it fails at once
 /// if another process is writing, which happens when both create the database.
-pub(super) fn switch_journal(connection: &Connection, journal: &str) -> Result<()> {
+pub fn switch_journal(connection: &Connection, journal: &str) -> Result<()> {
     let end = Instant::now() + START_TIMEOUT;
     loop {
         match connection
@@ -141,7 +134,7 @@ pub(super) fn switch_journal(connection: &Connection, journal: &str) -> Result<(
 
 /// Calls `each` every few milliseconds while a statement of the connection runs, with the number of
 /// steps of all of them so far.
-pub(super) fn while_running(
+pub fn while_running(
     connection: &mut Connection,
     mut each: impl FnMut(u64) + Send + 'static,
 ) -> Result<()> {
@@ -156,7 +149,7 @@ pub(super) fn while_running(
 }
 
 /// Shows the time while a statement of the connection runs.
-pub(super) fn show_time(
+pub fn show_time(
     connection: &mut Connection,
     work: &'static str,
     progress: &Progress,
@@ -166,8 +159,16 @@ pub(super) fn show_time(
     while_running(connection, move |_| progress.at(work, 0, 0, ""))
 }
 
-pub(super) fn check_every_page(connection: &Connection) -> Result<()> {
-    let verdict: String = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
+pub fn check_every_page(connection: &Connection) -> Result<()> {
+    check(connection, "PRAGMA quick_check(1)")
+}
+
+pub fn check_every_page_and_index(connection: &Connection) -> Result<()> {
+    check(connection, "PRAGMA integrity_check(1)")
+}
+
+fn check(connection: &Connection, check: &str) -> Result<()> {
+    let verdict: String = connection.query_row(check, [], |row| row.get(0))?;
     if verdict == "ok" {
         Ok(())
     } else {

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::lock::FileLock;
-use crate::database::access::Access;
 use crate::database::error::{DatabaseError, Result};
+use crate::database::schema::Access;
 use crate::files::with_suffix;
 
 pub struct Files {
@@ -29,7 +29,7 @@ pub struct Files {
 }
 
 /// Identifies a file: its device and its inode.
-pub(super) type FileIdentity = (u64, u64);
+pub type FileIdentity = (u64, u64);
 
 impl Files {
     /// The database, which was `opened`, and its WAL. A restore may have replaced it meanwhile.
@@ -71,7 +71,9 @@ impl Files {
     /// the next start. If the WAL has become shorter, `wal_in_use` returns how many bytes of it are
     /// in use.
     pub fn check(&self, wal_in_use: impl FnOnce() -> Result<u64>) -> Result<()> {
-        self.check_synced()?;
+        if let Some(error) = self.failed.get() {
+            return Err(DatabaseError::NotSynced(Arc::clone(error)));
+        }
         let find = |(path, known): &(PathBuf, FileIdentity)| {
             fs::metadata(path)
                 .ok()
@@ -90,19 +92,12 @@ impl Files {
         self.wal_length.store(wal.len(), Ordering::Relaxed);
         Ok(())
     }
-
-    /// Returns the error of an earlier fsync that failed.
-    fn check_synced(&self) -> Result<()> {
-        self.failed.get().map_or(Ok(()), |error| {
-            Err(DatabaseError::NotSynced(Arc::clone(error)))
-        })
-    }
 }
 
-pub(super) fn identity(path: &Path) -> io::Result<FileIdentity> {
+pub fn identity(path: &Path) -> io::Result<FileIdentity> {
     fs::metadata(path).map(|file| identity_of(&file))
 }
 
-fn identity_of(file: &Metadata) -> FileIdentity {
+pub fn identity_of(file: &Metadata) -> FileIdentity {
     (file.dev(), file.ino())
 }

@@ -23,16 +23,14 @@ use rusqlite::{Connection, OpenFlags};
 pub use self::checkpoint::WalFigures;
 use self::checkpoint::WalState;
 use self::connection::{
-    check_every_page, connect, connect_to_read, connect_to_write, connect_without_locks,
-    is_missing, name_cause, readable,
+    check_every_page, connect, connect_to_read, connect_to_write, is_missing, name_cause, readable,
+    set_up,
 };
 use self::database_files::Files;
-use self::lock::FileLock;
 use self::read_only_file::ReadOnlyFile;
 use self::transaction::{APPEND_TIMEOUT, SqliteTransaction, WRITE_TIMEOUT, Writer};
-use super::access::Access;
 use super::error::{DatabaseError, Result};
-use super::schema::Schema;
+use super::schema::{Access, Schema};
 use super::statement::TransactionMode;
 use crate::progress::Progress;
 use crate::semaphore::Semaphore;
@@ -51,7 +49,7 @@ const CHECK_COMPLETELY: u64 = 2_097_152;
 pub struct Sqlite {
     path: PathBuf,
     pub(super) is_new: bool,
-    files: Files,
+    pub files: Files,
     /// Set if SQLite reads it without locks.
     read_only: Option<ReadOnlyFile>,
     /// Idle connections. They are dropped before the one that writes, because the last connection
@@ -105,11 +103,6 @@ impl Sqlite {
         })
     }
 
-    /// Checks that a lock is on the file that was opened.
-    pub fn check_lock(&self, lock: &FileLock) -> Result<()> {
-        self.files.check_lock(lock)
-    }
-
     /// Checks that the files are still those that were opened.
     pub fn check_files(&self) -> Result<()> {
         self.files
@@ -123,7 +116,7 @@ impl Sqlite {
 
     fn new_reader(&self) -> Result<Connection> {
         match &self.read_only {
-            Some(read_only) => connect_without_locks(read_only),
+            Some(read_only) => set_up(read_only.connect()?),
             None => connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY),
         }
     }

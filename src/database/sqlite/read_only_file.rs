@@ -19,6 +19,13 @@ use rustix::fs::Access;
 
 use crate::files::with_suffix;
 
+/// The flags of every connection. One thread at a time uses it, so SQLite's own locks around it are
+/// not needed. The path has no links: NOFOLLOW is for one that is put there meanwhile.
+pub const FLAGS: OpenFlags = OpenFlags::SQLITE_OPEN_NO_MUTEX.union(OpenFlags::SQLITE_OPEN_NOFOLLOW);
+
+/// The files that SQLite may have beside a database with content that is not in it.
+pub const LOGS: [&str; 2] = ["-wal", "-journal"];
+
 /// A database that nothing has written to since this was made.
 pub struct ReadOnlyFile {
     path: PathBuf,
@@ -47,12 +54,12 @@ impl ReadOnlyFile {
         }
     }
 
-    pub fn connect(&self, flags: OpenFlags) -> rusqlite::Result<Connection> {
+    pub fn connect(&self) -> rusqlite::Result<Connection> {
         let mut uri = String::from("file:");
         for byte in self.path.as_os_str().as_bytes() {
             write!(uri, "%{byte:02x}").expect("a String takes it");
         }
-        let flags = flags | OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI;
+        let flags = FLAGS | OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI;
         Connection::open_with_flags(uri + "?immutable=1", flags)
     }
 
@@ -68,10 +75,9 @@ impl ReadOnlyFile {
 
     /// A file with content beside the database that is a part of it.
     fn log(&self) -> Option<PathBuf> {
-        let mut logs = ["-wal", "-journal"]
-            .map(|suffix| with_suffix(&self.path, suffix))
-            .into_iter();
-        logs.find(|log| fs::metadata(log).is_ok_and(|file| file.len() > 0))
+        LOGS.map(|log| with_suffix(&self.path, log))
+            .into_iter()
+            .find(|log| fs::metadata(log).is_ok_and(|file| file.len() > 0))
     }
 }
 
@@ -128,7 +134,7 @@ mod tests {
         assert!(error.contains("%20 ü.db-wal has changes"), "{error}");
         drop(writer);
         let read_only = ReadOnlyFile::new(&path).expect("the last connection has moved the WAL");
-        let connection = read_only.connect(OpenFlags::empty()).expect("a connection");
+        let connection = read_only.connect().expect("a connection");
         assert_eq!(count(&connection), Ok(1));
         assert!(connection.execute("INSERT INTO t VALUES (2)", []).is_err());
         read_only.check().expect("nothing was written");

@@ -13,9 +13,12 @@ use std::path::{Path, PathBuf};
 use rusqlite::{Connection, OpenFlags};
 
 use super::connection::{
-    MEBIBYTE, check_every_page, connect, is_missing, show_time, switch_journal,
+    MEBIBYTE, check_every_page, check_every_page_and_index, connect, is_missing, show_time,
+    switch_journal,
 };
+use super::database_files::{identity, identity_of};
 use super::lock::keep_open;
+use super::read_only_file::LOGS;
 use super::session::SqliteSession;
 use super::upgrades;
 use crate::database::error::{DatabaseError, Result};
@@ -23,9 +26,6 @@ use crate::database::session::Session;
 use crate::files::{self, NO_FOLLOW, with_suffix};
 use crate::progress::Progress;
 use crate::when;
-
-/// The files that SQLite may have beside a database with content that is not in it.
-const LOGS: [&str; 2] = ["-wal", "-journal"];
 
 /// The reason why there is no replacement, by the file that it is about.
 pub enum ReplacementError {
@@ -57,14 +57,12 @@ impl Replacement {
         let backup_error = |error: io::Error| ReplacementError::Backup(error.into());
         let target_error = |error: io::Error| ReplacementError::Present(error.into());
         let content = files::open(backup).map_err(backup_error)?;
-        let file = content.metadata().map_err(backup_error)?;
+        let file = identity_of(&content.metadata().map_err(backup_error)?);
         let database = match files::resolve(database) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => database.to_owned(),
             resolved => resolved.map_err(target_error)?,
         };
-        if fs::metadata(&database)
-            .is_ok_and(|other| (other.dev(), other.ino()) == (file.dev(), file.ino()))
-        {
+        if identity(&database).is_ok_and(|other| other == file) {
             return Err(backup_error(io::Error::other("it is the database itself")));
         }
         // The links are resolved, as SQLite does it.
@@ -97,13 +95,8 @@ impl Replacement {
         }
         let mut connection = connect(&self.copy, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
         show_time(&mut connection, "checking the copy", progress)?;
-        let verdict: String =
-            connection.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
-        if verdict == "ok" {
-            Ok(upgrades::version(&connection)?)
-        } else {
-            Err(DatabaseError::Damaged(verdict))
-        }
+        check_every_page_and_index(&connection)?;
+        Ok(upgrades::version(&connection)?)
     }
 
     /// Puts the copy, which nothing has open, in the place of the database. Returns the path of the
@@ -247,12 +240,11 @@ fn remove(path: &Path) -> io::Result<()> {
 
 /// A path with this suffix that no file has.
 fn unused(path: &Path, suffix: &str) -> PathBuf {
-    let mut candidates = (1..).map(|number: u32| match number {
-        1 => with_suffix(path, suffix),
-        number => with_suffix(path, &format!("{suffix}-{number}")),
-    });
-    let is_free = |path: &PathBuf| fs::symlink_metadata(path).is_err();
-    candidates
-        .find(is_free)
-        .unwrap_or_else(|| with_suffix(path, suffix))
+    let mut unused = with_suffix(path, suffix);
+    let mut number = 1;
+    while fs::symlink_metadata(&unused).is_ok() {
+        number += 1;
+        unused = with_suffix(path, &format!("{suffix}-{number}"));
+    }
+    unused
 }

@@ -10,26 +10,14 @@ use crate::database::value::{Row, SqlValue};
 
 #[derive(Clone, Copy)]
 pub struct SqliteSession<'a> {
-    connection: &'a Connection,
+    pub(super) connection: &'a Connection,
     /// `None` while a database is opened or restored.
-    files: Option<&'a Files>,
+    pub(super) files: Option<&'a Files>,
     /// Set if SQLite reads the database without locks.
-    read_only: Option<&'a ReadOnlyFile>,
+    pub(super) read_only: Option<&'a ReadOnlyFile>,
 }
 
 impl<'a> SqliteSession<'a> {
-    pub(super) fn new(
-        connection: &'a Connection,
-        files: &'a Files,
-        read_only: Option<&'a ReadOnlyFile>,
-    ) -> Self {
-        Self {
-            connection,
-            files: Some(files),
-            read_only,
-        }
-    }
-
     /// On a connection that nothing else uses.
     pub(super) fn alone(connection: &'a Connection) -> Self {
         Self {
@@ -37,6 +25,10 @@ impl<'a> SqliteSession<'a> {
             files: None,
             read_only: None,
         }
+    }
+
+    pub fn run_script(&self, script: &str) -> Result<()> {
+        Ok(self.connection.execute_batch(script)?)
     }
 
     pub fn run(&self, statements: &[BoundStatement], each: EachRow) -> Result<Vec<usize>> {

@@ -151,15 +151,13 @@ impl<'a> SqliteTransaction<'a> {
             .execute([])?;
         Ok(())
     }
-}
 
-impl SqliteTransaction<'_> {
     pub fn session(&self) -> SqliteSession<'_> {
-        SqliteSession::new(
-            self.connection(),
-            &self.sqlite.files,
-            self.sqlite.read_only.as_ref(),
-        )
+        SqliteSession {
+            connection: self.connection(),
+            files: Some(&self.sqlite.files),
+            read_only: self.sqlite.read_only.as_ref(),
+        }
     }
 
     pub fn commit(&self, last: &[Statement]) -> Result<Vec<usize>> {

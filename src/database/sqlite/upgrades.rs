@@ -1,12 +1,11 @@
 //! Creates the tables, or brings them to the present version, in one transaction.
 
-use rusqlite::{Connection, Transaction, TransactionBehavior};
+use rusqlite::{Connection, TransactionBehavior};
 
 use super::connection::while_running;
 use super::session::SqliteSession;
-use crate::database::access::Access;
 use crate::database::error::{DatabaseError, Result};
-use crate::database::schema::Schema;
+use crate::database::schema::{Access, Schema};
 use crate::database::session::Session;
 use crate::progress::Progress;
 
@@ -15,7 +14,7 @@ use crate::progress::Progress;
 const STEPS_PER_ROW: u64 = 47;
 
 /// Returns whether it created the tables.
-pub(super) fn bring_up_to_date(
+pub fn bring_up_to_date(
     connection: &mut Connection,
     schema: &Schema,
     access: Access,
@@ -41,12 +40,12 @@ fn create_or_upgrade(connection: &mut Connection, schema: &Schema, access: Acces
     if is_current(&transaction, schema, access)? {
         return Ok(false);
     }
+    let session = Session::Sqlite(SqliteSession::alone(&transaction));
     let found = version(&transaction)?;
     if found == 0 {
-        create(&transaction, schema, access)?;
+        create(&session, schema, access)?;
     } else {
-        let session = Session::Sqlite(SqliteSession::alone(&transaction));
-        schema.upgrade(&session, found, &dialect)?;
+        schema.upgrade(&session, found)?;
     }
     transaction.pragma_update(None, "user_version", schema.version)?;
     transaction.commit()?;
@@ -79,16 +78,14 @@ fn is_current(connection: &Connection, schema: &Schema, access: Access) -> Resul
     }
 }
 
-pub(super) fn version(connection: &Connection) -> rusqlite::Result<i64> {
+pub fn version(connection: &Connection) -> rusqlite::Result<i64> {
     connection.query_row("PRAGMA user_version", [], |row| row.get(0))
 }
 
 /// Creates the tables of a new database. A database that has tables but no version belongs to
 /// another program.
-fn create(transaction: &Transaction, schema: &Schema, access: Access) -> Result<()> {
-    let tables: i64 =
-        transaction.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
-    if tables > 0 {
+fn create(session: &Session, schema: &Schema, access: Access) -> Result<()> {
+    if session.value::<i64>("SELECT count(*) FROM sqlite_schema", &[])? > 0 {
         return Err(DatabaseError::Damaged(
             "it is the database of another program".into(),
         ));
@@ -97,24 +94,7 @@ fn create(transaction: &Transaction, schema: &Schema, access: Access) -> Result<
     if !access.may_create() {
         return Err(DatabaseError::Missing);
     }
-    Ok(transaction.execute_batch(&dialect(schema.tables))?)
-}
-
-/// Statements in SQLite's terms.
-fn dialect(statements: &str) -> String {
-    [
-        ("{INT}", "INTEGER"),
-        ("{TEXT}", "TEXT"),
-        ("{REAL}", "REAL"),
-        ("{BLOB}", "BLOB"),
-        ("{STRICT}", "STRICT"),
-        ("{CLUSTERED}", "STRICT, WITHOUT ROWID"),
-        ("{ZERO_HASH}", "zeroblob(32)"),
-    ]
-    .iter()
-    .fold(statements.to_owned(), |statements, (name, meaning)| {
-        statements.replace(name, meaning)
-    })
+    session.run_script(schema.tables)
 }
 
 #[cfg(test)]

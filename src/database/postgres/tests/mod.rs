@@ -14,7 +14,7 @@ use crate::audit::Actor;
 use crate::console::session::credentials;
 use crate::console::session::credentials::{PasswordHash, TokenKind};
 use crate::database::postgres::session_lock::SessionLock;
-use crate::database::{Database, DatabaseLocation, Statement, values};
+use crate::database::{Database, DatabaseError, DatabaseLocation, Statement, values};
 use crate::keys::{KeyName, NewKey, Permission};
 use crate::ledger::append::tests::{row, with_outcome};
 use crate::ledger::{Filter, SCHEMA};

@@ -43,7 +43,7 @@ fn rows(
         values.resize(5, SqlValue::Null);
         rows.push(values);
     };
-    connection.run(None, &[(statement, parameters)], soon(), &mut read)?;
+    connection.run_one((statement, parameters), soon(), &mut read)?;
     Ok(rows)
 }
 
@@ -90,17 +90,17 @@ fn statements_in_one_trip_are_one_transaction() {
     let insert = "INSERT INTO t VALUES ($1)";
     let [one, two] = [values![1_i64], values![2_i64]];
     let mut run = |begin, statements: &[BoundStatement]| {
-        connection.run(begin, statements, soon(), &mut |_| ())
+        connection.run(begin, statements, None, soon(), &mut |_, _| ())
     };
     let twice =
         run(None, &[(insert, &one), (insert, &two), (insert, &one)]).expect_err("a duplicate");
     assert_eq!(state(&twice), "23505");
     assert_eq!(
         run(None, &[(insert, &two), (insert, &one)]),
-        Ok(1),
+        Ok(vec![1, 1]),
         "none of the others was done"
     );
-    assert_eq!(run(Some("BEGIN"), &[("DELETE FROM t", &[])]), Ok(2));
+    assert_eq!(run(Some("BEGIN"), &[("DELETE FROM t", &[])]), Ok(vec![2]));
     assert!(!connection.is_usable(), "a transaction is open");
     connection.run_text("ROLLBACK", soon()).expect("an end");
     assert!(connection.is_usable());
@@ -134,12 +134,7 @@ fn three_kinds_of_errors() {
     assert!(!connection.is_usable());
     connection = self::connection();
     let (began, limit) = (Instant::now(), Duration::from_millis(200));
-    let late = connection.run(
-        None,
-        &[("SELECT pg_sleep(60)", &[])],
-        began + limit,
-        &mut |_| (),
-    );
+    let late = connection.run_one(("SELECT pg_sleep(60)", &[]), began + limit, &mut |_| ());
     assert!(matches!(late, Err(SqlError::Unknown(_))), "{late:?}");
     assert!(began.elapsed() >= limit && began.elapsed() < Duration::from_secs(30));
 }

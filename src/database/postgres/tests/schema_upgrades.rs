@@ -1,25 +1,26 @@
 //! Creating and upgrading the tables of a real server.
 
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::database::Access;
-use crate::database::postgres::protocol::PgConnection;
-use crate::database::postgres::schema::{number, version};
+use crate::database::postgres::pool::PgPool;
+use crate::database::postgres::schema::version;
+use crate::database::postgres::session::PgSession;
 use crate::database::postgres::{DatabaseUri, Postgres};
-use crate::database::{DatabaseError, Result};
+use crate::database::{Access, DatabaseError, Result, Session};
 use crate::ledger::SCHEMA;
 use crate::store::test_server::PostgresServer;
 
 const BACK_TO_9: &str = include_str!("../../../../tests/back_to_9.sql");
 
-fn connect(uri: &str) -> PgConnection {
+fn connect(uri: &str) -> PgSession {
     let uri = DatabaseUri::parse(uri).expect("a good URI");
-    PgConnection::open(&uri, &uri.hosts[0], None, soon()).expect("a connection")
-}
-
-fn soon() -> Instant {
-    Instant::now() + Duration::from_secs(30)
+    let pool = PgPool::new(&uri, 1).expect("a pool");
+    PgSession::new(
+        pool.start().expect("a connection"),
+        None,
+        Duration::from_secs(30),
+    )
 }
 
 fn open(uri: &str, access: Access) -> Result<()> {
@@ -34,12 +35,12 @@ fn open(uri: &str, access: Access) -> Result<()> {
 
 fn run(uri: &str, statements: &str) {
     connect(uri)
-        .run_text(statements, soon())
+        .run_script(statements)
         .expect("good statements");
 }
 
 fn versions(uri: &str) -> Option<(i64, i64)> {
-    version(&mut connect(uri), soon()).expect("a look")
+    version(&Session::Postgres(&connect(uri))).expect("a look")
 }
 
 /// A database of version 9 with a gateway that has served.
@@ -62,13 +63,9 @@ fn shape(uri: &str) -> Vec<String> {
         || column_name || data_type || is_nullable || coalesce(collation_name, '') || coalesce(column_default, '')
         FROM information_schema.columns WHERE table_schema = 'public'
         UNION ALL SELECT indexdef FROM pg_indexes WHERE schemaname = 'public' ORDER BY 1";
-    let mut found = Vec::new();
-    connect(uri)
-        .run(None, &[(statement, &[])], soon(), &mut |mut row| {
-            found.push(row.column().expect("text"))
-        })
-        .expect("a good statement");
-    found
+    Session::Postgres(&connect(uri))
+        .rows(statement, &[], |mut row| row.column())
+        .expect("a good statement")
 }
 
 #[test]
@@ -86,10 +83,9 @@ fn an_upgrade_runs_once_however_many_start_at_the_same_time() {
     start();
     start();
     assert_eq!(versions(&uri), Some((SCHEMA.version, SCHEMA.oldest_known)));
-    assert_eq!(
-        number(&mut connect(&uri), "SELECT epoch FROM gateways", soon()).expect("a row"),
-        6
-    );
+    let epoch: Result<i64> =
+        Session::Postgres(&connect(&uri)).value("SELECT epoch FROM gateways", &[]);
+    assert_eq!(epoch.expect("a row"), 6);
     let new = PostgresServer::shared().database();
     open(&new, Access::Create).expect("a new database");
     assert_eq!(shape(&uri), shape(&new));
