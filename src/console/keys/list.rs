@@ -20,8 +20,7 @@ use crate::keys::{Budget, Key, KeyBudget, KeyState, Permission, time_left};
 use crate::ledger::{Filter, Span, Sums};
 use crate::store::Store;
 use crate::text::grouped;
-use crate::when::Range;
-use crate::when::{DAY, interval_end};
+use crate::when::{DAY, Range, interval_end};
 
 /// The days over which requests are counted: today and the days before it.
 const COUNTED_DAYS: i64 = 30;
@@ -29,20 +28,17 @@ const COUNTED_DAYS: i64 = 30;
 const KEYS_PER_PAGE: usize = 50;
 
 const COLUMNS: [SortColumn; 8] = [
-    SortColumn::ascending("name", "Name"),
-    SortColumn::ascending("permissions", "Permissions"),
-    SortColumn::descending("budget", "Budget, limit"),
-    SortColumn::ascending("end", "Expires"),
-    SortColumn::descending("used", "Last used"),
-    SortColumn::descending("requests", "Requests, 30 d"),
-    SortColumn::descending("errors", "Errors, 30 d"),
-    SortColumn::descending("tokens", "Total tokens, 30 d"),
+    (SortOrder::ascending("name"), "Name"),
+    (SortOrder::ascending("permissions"), "Permissions"),
+    (SortOrder::descending("budget"), "Budget, limit"),
+    (SortOrder::ascending("end"), "Expires"),
+    (SortOrder::descending("used"), "Last used"),
+    (SortOrder::descending("requests"), "Requests, 30 d"),
+    (SortOrder::descending("errors"), "Errors, 30 d"),
+    (SortOrder::descending("tokens"), "Total tokens, 30 d"),
 ];
 
-const DEFAULT_ORDER: SortOrder = SortOrder {
-    column: "created",
-    is_descending: true,
-};
+const DEFAULT_ORDER: SortOrder = SortOrder::descending("created");
 
 type KeyEntry = (Sums, Key);
 
@@ -286,10 +282,9 @@ fn filters(view: &KeyListView, counts: [usize; 3]) -> Markup {
             label.order for="sort" { "Order" }
             select.order #sort name="sort" {
                 option value="" { "Newest first" }
-                @for column in COLUMNS {
-                    @let order = SortOrder { column: column.word, is_descending: column.greatest_first };
-                    (option(order, column.heading, ""))
-                    @if column.word == view.order.column { (option(order.after_click(&column), column.heading, ", reversed")) }
+                @for (order, heading) in COLUMNS {
+                    (option(order, heading, ""))
+                    @if order.column == view.order.column { (option(order.after_click(order), heading, ", reversed")) }
                 }
             }
             button type="submit" { "Apply" }
@@ -297,8 +292,8 @@ fn filters(view: &KeyListView, counts: [usize; 3]) -> Markup {
     };
     let by = COLUMNS
         .iter()
-        .find(|column| column.word == view.order.column);
-    let by = by.map_or(String::new(), |column| format!("by {}", column.heading));
+        .find(|(order, _)| order.column == view.order.column)
+        .map_or(String::new(), |(_, heading)| format!("by {heading}"));
     html! {
         div.filters {
             @if tabs.len() > 1 { (choices("State", tabs.into_iter())) }
@@ -309,18 +304,18 @@ fn filters(view: &KeyListView, counts: [usize; 3]) -> Markup {
 
 fn table(view: &KeyListView, entries: &[KeyEntry], now: i64) -> Markup {
     let is_revoked = view.state == KeyState::Revoked;
-    let headings = COLUMNS.map(|column| {
+    let headings = COLUMNS.map(|(first_click, heading)| {
         let sorted = KeyListView {
-            order: view.order.after_click(&column),
+            order: view.order.after_click(first_click),
             page: 1,
             ..view.clone()
         };
-        let name = if column.word == "end" && is_revoked {
-            "Revoked"
-        } else {
-            column.heading
+        let heading = match heading {
+            "Expires" if is_revoked => "Revoked",
+            heading => heading,
         };
-        view.order.heading(&column, name, &sorted.address())
+        view.order
+            .heading(first_click.column, heading, &sorted.address())
     });
     let rows = entries.iter().map(|entry| cells(view, entry, now));
     cards(

@@ -16,8 +16,7 @@ use crate::http::response::{BodyStream, BodyStreamError};
 use crate::ledger::{LedgerRow, RowFilter, Span, Sums};
 use crate::store::Store;
 use crate::text::{cells, csv_line};
-use crate::when;
-use crate::when::Range;
+use crate::when::{self, Range};
 
 const ROWS_PER_PIECE: usize = 500;
 
@@ -85,7 +84,7 @@ pub fn rows(operator: &Operator, is_json: bool) -> PageResult {
         ),
     };
     let store = &operator.console.store;
-    let view = UsageView::from_request(operator)?.with_key(store, &store.keys.list()?)?;
+    let view = UsageView::from_request(operator, &store.keys.list()?)?;
     let pieces = row_pieces(Arc::clone(store), view.row_filter(), is_json);
     start(operator, &view, "usage", extension, opening, pieces)
 }
@@ -126,7 +125,7 @@ fn row_pieces(store: Arc<Store>, filter: RowFilter, is_json: bool) -> impl FnMut
 pub fn totals(operator: &Operator) -> PageResult {
     let console = operator.console;
     let keys = console.store.keys.list()?;
-    let view = UsageView::from_request(operator)?.with_key(&console.store, &keys)?;
+    let view = UsageView::from_request(operator, &keys)?;
     // Before the first piece: a download that has begun can't be refused.
     console.store.ledger.check_rows_of(view.range)?;
     let heading = BYTE_ORDER_MARK.to_owned() + &csv_line(&TOTALS_COLUMNS.map(String::from));

@@ -36,7 +36,7 @@ pub fn page(operator: &Operator) -> PageResult {
         console, request, ..
     } = *operator;
     let keys = console.store.keys.list()?;
-    let view = UsageView::from_request(operator)?.with_key(&console.store, &keys)?;
+    let view = UsageView::from_request(operator, &keys)?;
     let gateways = console.shared_gateways()?;
     let id = |name| Some(request.query.get(name)).filter(|id| details::is_id(id));
     let (before, after) = (id("before"), id("after"));

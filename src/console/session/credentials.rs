@@ -1,8 +1,7 @@
 //! The console's password and sessions.
 
 use crate::audit::{Actor, NewAuditRow};
-use crate::database::Result;
-use crate::database::{Session, Statement, values};
+use crate::database::{Result, Session, Statement, values};
 use crate::secret::SecretDigest;
 use crate::store::Store;
 

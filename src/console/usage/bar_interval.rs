@@ -3,8 +3,7 @@
 use time::{Date, Month, OffsetDateTime};
 
 use crate::ledger::Span;
-use crate::when::Range;
-use crate::when::{self, DAY, HOUR};
+use crate::when::{self, DAY, HOUR, Range};
 
 /// 1970-01-05, the first Monday.
 const MONDAY: i64 = 4 * DAY;

@@ -141,13 +141,6 @@ fn matching_keys(view: &UsageView, address: &str, keys: &[Key]) -> Markup {
         .iter()
         .filter(|key| is_match(key, &view.key_text))
         .collect();
-    let key_address = |key: &Key| {
-        UsageView {
-            key: Some(key.id.clone()),
-            ..view.clone()
-        }
-        .address(address)
-    };
     html! {
         p.notice {
             @match matching.len() {
@@ -156,7 +149,7 @@ fn matching_keys(view: &UsageView, address: &str, keys: &[Key]) -> Markup {
                     (count(number as i64, "key")) " match. Choose one: "
                     @for (number, key) in matching.iter().take(KEYS_OFFERED).enumerate() {
                         @if number > 0 { ", " }
-                        a.text href=(key_address(key)) { (named(key)) }
+                        a.text href=(view.address_with(address, "key", &key.id)) { (named(key)) }
                     }
                 }
             }

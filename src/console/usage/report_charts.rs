@@ -10,8 +10,7 @@ use super::report::{ResultKind, UsageReport, span};
 use super::view::UsageView;
 use crate::ledger::Span;
 use crate::text::{count, grouped};
-use crate::when::Range;
-use crate::when::{DAY, HOUR};
+use crate::when::{DAY, HOUR, Range};
 
 type Format = &'static [BorrowedFormatItem<'static>];
 
