@@ -9,7 +9,7 @@ use maud::{Markup, html};
 use crate::console::{
     html::{
         form::{Form, link},
-        format,
+        format::{self, or_never},
         table::{Pages, SortColumn, SortOrder, cards, choices, folded, hidden_fields},
     },
     layout,
@@ -101,47 +101,31 @@ impl KeyListView {
     }
 
     fn fields(&self) -> Vec<(&'static str, String)> {
-        let state = if self.state == KeyState::Active {
-            ""
-        } else {
-            self.state.as_str()
-        };
+        let state = Some(self.state).filter(|state| *state != KeyState::Active);
+        let page = Some(self.page).filter(|page| *page != 1);
         vec![
             ("sort", self.order.field(DEFAULT_ORDER)),
             ("q", self.filter.clone()),
-            ("state", state.to_owned()),
-            (
-                "page",
-                if self.page == 1 {
-                    String::new()
-                } else {
-                    self.page.to_string()
-                },
-            ),
+            ("state", state.map_or("", KeyState::as_str).to_owned()),
+            ("page", page.map_or(String::new(), |page| page.to_string())),
         ]
     }
 
-    pub fn address(&self) -> String {
-        self.address_at("/keys")
-    }
-
-    /// The address of a page that leads back to the list.
-    pub fn address_at(&self, path: &str) -> String {
+    /// The address of the list, or of a page that leads back to it.
+    pub fn address(&self, path: &str) -> String {
         link(path, self.fields())
     }
 
-    /// The address of a key's page that leads back to the list. `page` is empty or begins with a
-    /// slash.
+    /// The address of a key's page. `page` is empty or begins with a slash.
     pub fn key_address(&self, id: &str, page: &str) -> String {
-        self.address_at(&format!("/keys/{id}{page}"))
+        self.address(&format!("/keys/{id}{page}"))
     }
 
     /// The address of the list after a change of a key. `change` is "changed" or "revoked".
     pub fn address_after(&self, change: &'static str, id: &str) -> String {
-        link(
-            "/keys",
-            self.fields().into_iter().chain([(change, id.to_owned())]),
-        )
+        let mut fields = self.fields();
+        fields.push((change, id.to_owned()));
+        link("/keys", fields)
     }
 }
 
@@ -219,13 +203,13 @@ pub fn page(operator: &Operator) -> PageResult {
             page,
             ..view.clone()
         }
-        .address()
+        .address("/keys")
     };
     let content = html! {
         main {
             div.head {
                 h1 { "API Keys" }
-                @if active > 0 { a.button.primary href=(view.address_at("/keys/new")) { "Create key" } }
+                @if active > 0 { a.button.primary href=(view.address("/keys/new")) { "Create key" } }
             }
             (notice)
             @if !is_first { (filters(&view, counts)) }
@@ -262,12 +246,9 @@ fn filters(view: &KeyListView, counts: [usize; 3]) -> Markup {
                 page: 1,
                 ..view.clone()
             }
-            .address();
-            tabs.push((
-                address,
-                format!("{name} ({})", grouped(count as i64)),
-                state == view.state,
-            ));
+            .address("/keys");
+            let text = format!("{name} ({})", grouped(count as i64));
+            tabs.push((address, text, state == view.state));
         }
     }
     let option = |order: SortOrder, name: &str, suffix: &str| {
@@ -315,7 +296,7 @@ fn table(view: &KeyListView, entries: &[KeyEntry], now: i64) -> Markup {
             heading => heading,
         };
         view.order
-            .heading(first_click.column, heading, &sorted.address())
+            .heading(first_click.column, heading, &sorted.address("/keys"))
     });
     let rows = entries.iter().map(|entry| cells(view, entry, now));
     cards(
@@ -328,7 +309,6 @@ fn table(view: &KeyListView, entries: &[KeyEntry], now: i64) -> Markup {
 /// A page has fifty rows of these and stays below 60 KB, so they have no more markup than they
 /// need.
 fn cells(view: &KeyListView, (sums, key): &KeyEntry, now: i64) -> Vec<Markup> {
-    let date = |time: Option<i64>| html! { @match time { Some(time) => (format::date(time)), None => "never" } };
     vec![
         html! {
             a.text href=(view.key_address(&key.id, "")) { (key.name) }
@@ -340,10 +320,10 @@ fn cells(view: &KeyListView, (sums, key): &KeyEntry, now: i64) -> Vec<Markup> {
             @if let Some(number) = key.concurrent { span.muted { (number) " concurrent" } }
         },
         html! {
-            (date(key.revoked.or(key.expires)))
+            (or_never(key.revoked.or(key.expires), format::date))
             (expiry_badge(key, now))
         },
-        html! { @match key.last_used { Some(time) => (format::minute(time)), None => "never" } },
+        or_never(key.last_used, format::minute),
         html! { a href=(format!("/requests?range=30d&key={}", key.id)) { (grouped(sums.requests)) } },
         html! {
             @if sums.errors > 0 { a href=(format!("/requests?range=30d&key={}&outcome=failed", key.id)) { (grouped(sums.errors)) } }
@@ -408,12 +388,12 @@ mod tests {
             "/keys?sort=-tokens&q=a%20b&state=revoked&page=3",
         ] {
             assert_eq!(
-                view(address.split_once('?').expect("a query").1).address(),
+                view(address.split_once('?').expect("a query").1).address("/keys"),
                 address
             );
         }
         for nonsense in ["", "sort=nonsense&page=0&state=x&q=+", "sort=-&page=-1"] {
-            assert_eq!(view(nonsense).address(), "/keys", "{nonsense}");
+            assert_eq!(view(nonsense).address("/keys"), "/keys", "{nonsense}");
         }
     }
 
