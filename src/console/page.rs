@@ -138,20 +138,14 @@ impl<'a> PageRequest<'a> {
 
     /// True if the browser followed a link on another site's page: it then sends no cookie.
     pub fn is_from_elsewhere(&self) -> bool {
-        self.method == "GET"
-            && self
-                .http
-                .head
-                .header("sec-fetch-site")
-                .any(|site| matches!(site, b"cross-site" | b"same-site"))
+        let mut sites = self.http.head.header("sec-fetch-site");
+        self.method == "GET" && sites.any(|site| matches!(site, b"cross-site" | b"same-site"))
     }
 
     /// The address for the log.
     pub fn client(&self) -> String {
-        self.http
-            .client
-            .peer
-            .map_or("-".into(), |address| address.to_string())
+        let peer = self.http.client.peer;
+        peer.map_or("-".into(), |address| address.to_string())
     }
 
     pub fn actor(&self) -> Actor {

@@ -137,12 +137,10 @@ fn day_lines(
     names: &BTreeMap<String, String>,
     day: Range,
 ) -> Result<String, DatabaseError> {
+    let matching = view.matching();
     let mut by_key: BTreeMap<String, Sums> = BTreeMap::new();
     store.ledger.figures(Span::Day, day, view.filter(), |row| {
-        if view
-            .matching()
-            .includes(row.status, row.error_code.as_deref())
-        {
+        if matching.includes(row.status, row.error_code.as_deref()) {
             by_key.entry(row.key_id).or_default().add(&row.sums);
         }
     })?;

@@ -3,8 +3,8 @@
 use std::sync::Mutex;
 
 use super::cookies::{self, BROWSER, SESSION};
+use super::credentials;
 use super::throttle::SignInSource;
-use crate::console::session::credentials;
 use crate::database::DatabaseError;
 use crate::http::{ClientInfo, Request, RequestHead};
 use crate::listener::{Admission, Destination};
@@ -37,7 +37,7 @@ impl KnownBrowsers {
     }
 
     /// The place of a request in the queue. A known browser has a lane of its own and so have the
-    /// clients on this host: strangers can neither delay them nor take their places.
+    /// clients on this host: unknown clients can neither delay them nor take their places.
     pub fn admit(&self, client: ClientInfo, head: &RequestHead) -> Admission {
         let browser = cookies::digest(client, head, BROWSER).filter(|digest| self.contains(digest));
         let (lane, origin) = match SignInSource::new(client, browser) {

@@ -94,11 +94,8 @@ pub fn parts(console: &Console) -> Vec<PartState> {
         });
     }
     // The runtimes before the first check has ended.
-    parts.extend(
-        runtimes
-            .into_iter()
-            .map(|status| runtime(status, None, None)),
-    );
+    let unchecked = runtimes.into_iter();
+    parts.extend(unchecked.map(|status| runtime(status, None, None)));
     parts.sort_by_key(|part| Reverse(part.verdict));
     parts
 }
@@ -116,13 +113,10 @@ fn known_failures(console: &Console) -> Vec<Finding> {
             checks::database_failed(&console.config, &error),
         ));
     }
-    let certificate = monitoring
-        .acceptor
-        .as_ref()
-        .map(|acceptor| acceptor.certificate());
-    let judged =
-        certificate.and_then(|certificate| checks::judge_certificate(&certificate, when::now()));
-    failures.extend(judged.filter(|finding| finding.status == Verdict::Fail));
+    if let Some(acceptor) = &monitoring.acceptor {
+        let finding = checks::judge_certificate(&acceptor.certificate(), when::now());
+        failures.extend(finding.filter(|finding| finding.status == Verdict::Fail));
+    }
     failures
 }
 

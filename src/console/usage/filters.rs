@@ -72,14 +72,12 @@ fn words(view: &UsageView, keys: &[Key]) -> [String; 7] {
     let key = keys
         .iter()
         .find(|key| view.key.as_ref() == Some(&key.id))
-        .map(|key| {
-            let is_unique = keys.iter().filter(|other| other.name == key.name).count() == 1;
-            if is_unique {
-                key.name.clone()
-            } else {
-                named(key)
-            }
-        });
+        .map(
+            |key| match keys.iter().filter(|other| other.name == key.name).count() {
+                1 => key.name.clone(),
+                _ => named(key),
+            },
+        );
     let outcome = match view.outcome.as_str() {
         "ok" => "succeeded",
         "failed" => "errors",
