@@ -261,38 +261,38 @@ fn gauges(text: &mut MetricsText, load: &Snapshot, ledger: LedgerGauges) {
         (
             "workers_busy",
             "Workers that process a request.",
-            workers.now as i64,
+            workers.now,
         ),
-        ("workers", "Workers in the pool.", workers.limit as i64),
+        ("workers", "Workers in the pool.", workers.limit),
         (
             "queue_length",
             "Complete requests that wait for a worker.",
-            queue.now as i64,
+            queue.now,
         ),
         (
             "queue_limit",
             "Requests that may wait; one more is shed.",
-            queue.limit as i64,
+            queue.limit,
         ),
         (
             "connections_open",
             "Open connections, idle ones too.",
-            connections.now as i64,
+            connections.now,
         ),
         (
             "connections_limit",
             "Connections that may be open.",
-            connections.limit as i64,
+            connections.limit,
         ),
         (
             "buffered_bytes",
             "Bytes buffered for clients.",
-            buffered_bytes.now as i64,
+            buffered_bytes.now,
         ),
         (
             "buffered_limit_bytes",
             "Bytes that may be buffered.",
-            buffered_bytes.limit as i64,
+            buffered_bytes.limit,
         ),
         (
             "ledger_available",
@@ -302,7 +302,7 @@ fn gauges(text: &mut MetricsText, load: &Snapshot, ledger: LedgerGauges) {
         (
             "wal_bytes",
             "Bytes of the database's WAL that are in use.",
-            ledger.wal_bytes as i64,
+            ledger.wal_bytes as usize,
         ),
     ] {
         text.family("gauge", &format!("adriaticum_{name}"), help)

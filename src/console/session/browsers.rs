@@ -20,14 +20,14 @@ pub struct KnownBrowsers(Mutex<Vec<SecretDigest>>);
 impl KnownBrowsers {
     pub fn read(store: &Store) -> Self {
         let browsers = Self(Mutex::default());
-        if let Err(error) = browsers.refresh(store, when::now()) {
+        if let Err(error) = browsers.refresh(store) {
             log::warn!("console: could not read the known browsers: {error}");
         }
         browsers
     }
 
-    pub fn refresh(&self, store: &Store, now: i64) -> Result<(), DatabaseError> {
-        let browsers = credentials::known_browsers(store, now)?;
+    pub fn refresh(&self, store: &Store) -> Result<(), DatabaseError> {
+        let browsers = credentials::known_browsers(store, when::now())?;
         *lock(&self.0) = browsers;
         Ok(())
     }
@@ -59,7 +59,7 @@ impl KnownBrowsers {
         let browser = cookies::digest(request.client, &request.head, BROWSER);
         if browser.is_some_and(|digest| !self.contains(&digest)) {
             // On an error it stays unknown. The page itself reports a failing database.
-            let _ = self.refresh(store, when::now());
+            let _ = self.refresh(store);
         }
     }
 }

@@ -45,7 +45,7 @@ pub fn submit(console: &Console, request: &PageRequest, stored: &PasswordHash) -
     if !visitor.is_some_and(|cookie| request.has_form_token(cookie)) {
         return Ok(refused(403, html! { "The form was too old. Try again." }));
     }
-    console.browsers.refresh(&console.store, request.now)?;
+    console.browsers.refresh(&console.store)?;
     let browser = request
         .cookie(BROWSER)
         .filter(|token| console.browsers.contains(&SecretDigest::of(token)));
@@ -82,7 +82,7 @@ pub fn submit(console: &Console, request: &PageRequest, stored: &PasswordHash) -
         return wrong();
     }
     // The browser's next request needs its lane. It gets it later if this fails.
-    let _ = console.browsers.refresh(&console.store, request.now);
+    let _ = console.browsers.refresh(&console.store);
     log::info!("console: operator signed in, client={}", request.client());
     let cookie = |name, value: &str| cookies::set_line(client, name, value, BROWSER_TIME);
     Ok(layout::redirect(own_address(request.form.get("next")))

@@ -31,7 +31,9 @@ const SEEN_LATELY: i64 = 5;
 
 pub fn page(operator: &Operator) -> PageResult {
     let console = operator.console;
-    console.start_checks(MAX_AGE);
+    console
+        .checks
+        .start(&console.config, &console.store, MAX_AGE);
     let is_running = console.checks.are_running();
     let checked = console.checks.latest().map(|run| run.time);
     let parts = verdict::parts(console);
@@ -61,7 +63,10 @@ pub fn page(operator: &Operator) -> PageResult {
 }
 
 pub fn check_again(operator: &Operator) -> PageResult {
-    operator.console.start_checks(Duration::ZERO);
+    let console = operator.console;
+    console
+        .checks
+        .start(&console.config, &console.store, Duration::ZERO);
     Ok(layout::redirect("/status"))
 }
 

@@ -61,11 +61,7 @@ pub fn trouble(parts: &[PartState]) -> Option<Trouble> {
 pub fn parts(console: &Console) -> Vec<PartState> {
     let found = console.checks.latest();
     let found = found.as_deref();
-    let mut runtimes = console
-        .monitoring
-        .runtimes
-        .as_ref()
-        .map_or_else(Vec::new, |all| all.status());
+    let mut runtimes = console.monitoring.runtime_status();
     let known = known_failures(console);
     let is_off = console.config.search.grounding == GroundingMode::Off;
     let is_shown = |finding: &&Finding| match (finding.part, finding.status) {

@@ -302,7 +302,6 @@ impl UsageView {
     }
 }
 
-/// Reads a bound of the range.
 fn time(query: &Form, name: &str) -> Result<Option<When>, String> {
     let text = query.get(name);
     let time = When::parse(text).filter(|when| matches!(when, When::Date(_) | When::Time(_)));
