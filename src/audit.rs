@@ -447,9 +447,7 @@ mod tests {
             keys.iter()
                 .all(|key| key.expires.is_none() && key.revoked.is_none())
         );
-        assert!(
-            !credentials::has_token(store, &tokens[0].0, TokenKind::Session, 1).expect("a look-up")
-        );
+        assert!(!credentials::has_session(store, &tokens[0].0, 1).expect("a look-up"));
         assert_eq!(
             credentials::password(store).expect("a look-up"),
             Some(password)

@@ -11,7 +11,7 @@ use crate::keys::{Key, Permission};
 use crate::listener::{Acceptor, ListenerState};
 use crate::logging;
 use crate::metrics::{LedgerGauges, Metrics};
-use crate::runtime::Runtimes;
+use crate::runtime::{RuntimeStatus, Runtimes};
 use crate::store::Store;
 
 const TEXT: &str = "text/plain; charset=utf-8";
@@ -52,6 +52,11 @@ impl MonitoringEndpoints {
         Self::takes_key(head).then(|| answer_get(head, || self.metrics(request)))
     }
 
+    pub fn runtime_status(&self) -> Vec<RuntimeStatus> {
+        let runtimes = self.runtimes.as_ref();
+        runtimes.map_or_else(Vec::new, |all| all.status())
+    }
+
     fn metrics(&self, request: &Request) -> Response {
         let id = RequestId::now();
         match self.admit(&request.head, id.created()) {
@@ -63,20 +68,14 @@ impl MonitoringEndpoints {
                     is_available: self.store.ledger.outage().is_none(),
                     wal_bytes: self.store.database.wal_figures().bytes,
                 };
-                let runtimes = self
-                    .runtimes
-                    .as_ref()
-                    .map_or_else(Vec::new, |all| all.status());
-                let expires = self
-                    .acceptor
-                    .as_ref()
-                    .and_then(|acceptor| acceptor.expires());
                 let text = self.metrics.render(
                     &self.listener.snapshot(),
                     ledger,
-                    &runtimes,
+                    &self.runtime_status(),
                     &keys,
-                    expires,
+                    self.acceptor
+                        .as_ref()
+                        .and_then(|acceptor| acceptor.expires()),
                 );
                 Response::new(200, METRICS_TEXT, text.into_bytes())
             }

@@ -26,21 +26,13 @@ pub fn page(operator: &Operator) -> PageResult {
         .into_iter()
         .find(|subject| subject.as_str() == query.get("about"));
     // With one row more than a page has, it is known whether there is another page.
-    let mut rows = operator
-        .console
-        .store
-        .audit
-        .newest(about, before, ROWS_PER_PAGE as i64 + 1)?;
+    let audit = &operator.console.store.audit;
+    let mut rows = audit.newest(about, before, ROWS_PER_PAGE as i64 + 1)?;
     let has_more = rows.len() > ROWS_PER_PAGE;
     rows.truncate(ROWS_PER_PAGE);
     let address = |about: Option<AuditSubject>, before: &str| {
-        link(
-            "/audit",
-            [
-                ("about", about.map_or("", AuditSubject::as_str)),
-                ("before", before),
-            ],
-        )
+        let about = about.map_or("", AuditSubject::as_str);
+        link("/audit", [("about", about), ("before", before)])
     };
     let newest = before.map(|_| ("← Newest", address(about, "")));
     let earlier = rows.last().filter(|_| has_more);

@@ -38,57 +38,52 @@ pub fn no_password(command: &str) -> Response {
 /// The page of an error. A signed-in operator keeps the navigation.
 pub fn error(operator: Option<&Operator>, peer: Option<IpAddr>, error: &PageError) -> Response {
     let reason;
-    let (status, title, text, retry_after) = match error {
-        PageError::NotFound => (404, "Page not found", "Check the address.", None),
+    let (status, title, text) = match error {
+        PageError::NotFound => (404, "Page not found", "Check the address."),
         PageError::AmbiguousKey => (
             404,
             "Which key?",
             "None, or more than one, matches the filter. Give the key’s id.",
-            None,
         ),
-        PageError::Method => (405, "Not possible here", "Nothing was changed.", None),
-        PageError::TooLarge => (
-            413,
-            "The form is too large",
-            "It has more than 16 KiB.",
-            None,
+        PageError::Method => (405, "Not possible here", "Nothing was changed."),
+        PageError::TooLarge => (413, "The form is too large", "It has more than 16 KiB."),
+        PageError::Stale => (
+            403,
+            "The form was too old",
+            "You have signed in again since it was loaded. Nothing was changed.",
         ),
-        PageError::Stale => {
-            let text = "You have signed in again since it was loaded. Nothing was changed.";
-            (403, "The form was too old", text, None)
-        }
-        PageError::Foreign => {
-            let text = "Another site's page sent it. Nothing was changed. If you did not intend this, contact the \
-                        operator of that site.";
-            (403, "The form came from elsewhere", text, None)
-        }
-        PageError::Wait(time) => (
-            429,
-            "Too many requests",
-            "Try again in a moment.",
-            Some(time.as_secs().max(1)),
+        PageError::Foreign => (
+            403,
+            "The form came from elsewhere",
+            "Another site's page sent it. Nothing was changed. If you did not intend this, contact the \
+             operator of that site.",
         ),
-        PageError::Busy => {
-            let text = "Try again in a moment. Completions are not affected.";
-            (503, "The console is busy", text, Some(1))
-        }
-        PageError::Panic => {
-            let text = "The service’s log has the reason. Completions are not affected.";
-            (503, "Something went wrong", text, Some(5))
-        }
+        PageError::TooManyExports => (429, "Too many requests", "Try again in a moment."),
+        PageError::Busy => (
+            503,
+            "The console is busy",
+            "Try again in a moment. Completions are not affected.",
+        ),
+        PageError::Panic => (
+            503,
+            "Something went wrong",
+            "The service’s log has the reason. Completions are not affected.",
+        ),
         PageError::Store(error @ DatabaseError::RowsRemoved(_)) => {
             reason = format!("{error}.");
-            (400, "These figures are not kept", reason.as_str(), None)
+            (400, "These figures are not kept", reason.as_str())
         }
-        PageError::Range(message) => (400, "No such range", message.as_str(), None),
+        PageError::Range(message) => (400, "No such range", message.as_str()),
         PageError::Store(error) => {
             // Without the database no session can be verified, so anyone can cause this line.
             if logging::allow_refusal_line(error.cause(), peer) {
                 log::error!("console: {error}");
             }
-            let text =
-                "It can’t be read or written at the moment. The service’s log has the reason.";
-            (503, "The database does not answer", text, Some(5))
+            (
+                503,
+                "The database does not answer",
+                "It can’t be read or written at the moment. The service’s log has the reason.",
+            )
         }
     };
     let content = html! {
@@ -107,9 +102,11 @@ pub fn error(operator: Option<&Operator>, peer: Option<IpAddr>, error: &PageErro
         Some(operator) => operator_page(operator, status, "", title, &content),
         None => plain_page(status, title, &content),
     };
-    match (error, retry_after) {
+    match (error, status) {
         (PageError::Method, _) => response.with("allow", "GET, POST"),
-        (_, Some(seconds)) => response.with("retry-after", seconds.to_string()),
-        (_, None) => response,
+        (PageError::TooManyExports, _) => response.with("retry-after", "10"),
+        (PageError::Busy, _) => response.with("retry-after", "1"),
+        (_, 503) => response.with("retry-after", "5"),
+        _ => response,
     }
 }

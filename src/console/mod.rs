@@ -18,10 +18,9 @@ mod usage;
 use std::panic::{self, AssertUnwindSafe};
 
 use self::page::{Operator, PageError, PageRequest, PageResult};
-use self::session::{cookies, sign_in};
+use self::session::{cookies, credentials, sign_in};
 pub use self::state::Console;
 use crate::api::key;
-use crate::console::session::credentials::{self, TokenKind};
 use crate::http::{ClientInfo, Request, RequestHead, Response};
 use crate::listener::{Admission, Destination, Lane};
 use crate::logging;
@@ -65,9 +64,7 @@ impl Console {
             }
             self.browsers.look_up(&self.store, request);
             let session = cookies::digest(request.client, &request.head, cookies::SESSION)?;
-            let is_valid =
-                credentials::has_token(&self.store, &session, TokenKind::Session, when::now())
-                    .ok()?;
+            let is_valid = credentials::has_session(&self.store, &session, when::now()).ok()?;
             is_valid.then(|| hex::encode(session.0))
         };
         let name = panic::catch_unwind(AssertUnwindSafe(find)).ok()??;

@@ -1,12 +1,10 @@
 //! The request for a page: its fields, origin and session; and the result, a response or an error.
 
-use std::time::Duration;
-
 use super::html::form::{Form, link};
 use super::session::cookies::{self, BROWSER, SESSION, form_token};
+use super::session::credentials;
 use super::state::Console;
 use crate::audit::Actor;
-use crate::console::session::credentials::{self, TokenKind};
 use crate::database::DatabaseError;
 use crate::http::{Request, Response};
 use crate::secret::{SecretDigest, contains_secret};
@@ -68,18 +66,13 @@ impl<'a> PageRequest<'a> {
             .as_deref()
             .filter(|body| body.len() <= MAX_FORM)
             .ok_or(PageError::TooLarge)?;
-        let form = Form::parse(if method == "POST" {
-            str::from_utf8(body).unwrap_or("")
-        } else {
-            ""
-        });
-        let query = Form::parse(head.query());
+        let form = if method == "POST" { body } else { b"" };
         Ok(Self {
             http: request,
             method,
             path: head.path(),
-            query,
-            form,
+            query: Form::parse(head.query()),
+            form: Form::parse(str::from_utf8(form).unwrap_or("")),
             now: when::now(),
         })
     }
@@ -123,52 +116,36 @@ impl<'a> PageRequest<'a> {
     /// with `no-referrer`, as ours are; `sec-fetch-site` then identifies the site. The form's token
     /// is checked in addition.
     pub fn check_origin(&self) -> Result<(), PageError> {
-        if self.method != "POST" {
-            return Ok(());
-        }
-        let mut origins = self.http.head.header("origin");
-        let is_ours = match (origins.next(), origins.next()) {
-            (None, _) | (Some(b"null"), None) => true,
-            (Some(origin), None) => str::from_utf8(origin)
-                .ok()
-                .and_then(|origin| {
-                    origin
-                        .strip_prefix("http://")
-                        .or(origin.strip_prefix("https://"))
-                })
-                .is_some_and(|authority| {
-                    authority.eq_ignore_ascii_case(self.http.head.authority())
-                }),
-            (Some(_), Some(_)) => false,
+        let head = &self.http.head;
+        let is_ours = |origin: &[u8]| match str::from_utf8(origin) {
+            Ok("null") => true,
+            Ok(origin) => origin.split_once("://").is_some_and(|(scheme, authority)| {
+                matches!(scheme, "http" | "https")
+                    && authority.eq_ignore_ascii_case(head.authority())
+            }),
+            Err(_) => false,
         };
-        if is_ours
-            && self
-                .http
-                .head
+        let is_ours = head.header("origin").count() <= 1
+            && head.header("origin").all(is_ours)
+            && head
                 .header("sec-fetch-site")
-                .all(|site| site == b"same-origin")
-        {
-            return Ok(());
+                .all(|site| site == b"same-origin");
+        if self.method == "POST" && !is_ours {
+            return Err(PageError::Foreign);
         }
-        Err(PageError::Foreign)
+        Ok(())
     }
 
     /// True if the browser followed a link on another site's page: it then sends no cookie.
     pub fn is_from_elsewhere(&self) -> bool {
-        self.method == "GET"
-            && self
-                .http
-                .head
-                .header("sec-fetch-site")
-                .any(|site| matches!(site, b"cross-site" | b"same-site"))
+        let mut sites = self.http.head.header("sec-fetch-site");
+        self.method == "GET" && sites.any(|site| matches!(site, b"cross-site" | b"same-site"))
     }
 
     /// The address for the log.
     pub fn client(&self) -> String {
-        self.http
-            .client
-            .peer
-            .map_or("-".into(), |address| address.to_string())
+        let peer = self.http.client.peer;
+        peer.map_or("-".into(), |address| address.to_string())
     }
 
     pub fn actor(&self) -> Actor {
@@ -184,12 +161,7 @@ impl<'a> PageRequest<'a> {
         let Some(cookie) = self.cookie(SESSION) else {
             return Ok(None);
         };
-        let is_valid = credentials::has_token(
-            store,
-            &SecretDigest::of(cookie),
-            TokenKind::Session,
-            self.now,
-        )?;
+        let is_valid = credentials::has_session(store, &SecretDigest::of(cookie), self.now)?;
         Ok(is_valid.then_some(cookie))
     }
 
@@ -215,7 +187,7 @@ pub enum PageError {
     Store(DatabaseError),
     /// A range of time that can't be displayed, and why.
     Range(String),
-    Wait(Duration),
+    TooManyExports,
     /// There is no room for the request.
     Busy,
     Panic,

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::session::browsers::KnownBrowsers;
 use super::session::throttle::SignInThrottle;
@@ -52,10 +52,5 @@ impl Console {
         } else {
             self.store.ledger.gateways()
         }
-    }
-
-    /// Starts the checks of the status page if their results are older than `max_age`.
-    pub(super) fn start_checks(&self, max_age: Duration) {
-        self.checks.start(&self.config, &self.store, max_age);
     }
 }

@@ -261,38 +261,38 @@ fn gauges(text: &mut MetricsText, load: &Snapshot, ledger: LedgerGauges) {
         (
             "workers_busy",
             "Workers that process a request.",
-            workers.now as i64,
+            workers.now,
         ),
-        ("workers", "Workers in the pool.", workers.limit as i64),
+        ("workers", "Workers in the pool.", workers.limit),
         (
             "queue_length",
             "Complete requests that wait for a worker.",
-            queue.now as i64,
+            queue.now,
         ),
         (
             "queue_limit",
             "Requests that may wait; one more is shed.",
-            queue.limit as i64,
+            queue.limit,
         ),
         (
             "connections_open",
             "Open connections, idle ones too.",
-            connections.now as i64,
+            connections.now,
         ),
         (
             "connections_limit",
             "Connections that may be open.",
-            connections.limit as i64,
+            connections.limit,
         ),
         (
             "buffered_bytes",
             "Bytes buffered for clients.",
-            buffered_bytes.now as i64,
+            buffered_bytes.now,
         ),
         (
             "buffered_limit_bytes",
             "Bytes that may be buffered.",
-            buffered_bytes.limit as i64,
+            buffered_bytes.limit,
         ),
         (
             "ledger_available",
@@ -302,7 +302,7 @@ fn gauges(text: &mut MetricsText, load: &Snapshot, ledger: LedgerGauges) {
         (
             "wal_bytes",
             "Bytes of the database's WAL that are in use.",
-            ledger.wal_bytes as i64,
+            ledger.wal_bytes as usize,
         ),
     ] {
         text.family("gauge", &format!("adriaticum_{name}"), help)
@@ -316,31 +316,40 @@ fn shed(text: &mut MetricsText, load: &Snapshot) {
         "Connections accepted.",
     )
     .with("", load.accepted);
-    let help = "Connections closed because there was no room: new ones, and unfinished or idle ones that were evicted.";
-    text.counter("adriaticum_connections_shed_total", help)
-        .with("which=\"new\"", load.count_of(LoadEvent::Rejected))
-        .with(
-            "which=\"unfinished\"",
-            load.count_of(LoadEvent::UnfinishedEvicted),
-        )
-        .with("which=\"idle\"", load.count_of(LoadEvent::IdleEvicted));
-    text.counter(
-        "adriaticum_requests_shed_total",
-        "Requests answered 503 because there was no room.",
-    )
-    .with("reason=\"queue\"", load.count_of(LoadEvent::QueueFull))
-    .with("reason=\"console\"", load.count_of(LoadEvent::ConsoleFull))
-    .with("reason=\"buffer\"", load.count_of(LoadEvent::BuffersFull));
-    let help = "Requests whose client went away before their answer.";
-    text.counter("adriaticum_requests_abandoned_total", help)
-        .with(
-            "phase=\"waiting\"",
-            load.count_of(LoadEvent::AbandonedWaiting),
-        )
-        .with(
-            "phase=\"running\"",
-            load.count_of(LoadEvent::AbandonedRunning),
-        );
+    let families: [(&str, &str, &[(&str, LoadEvent)]); 3] = [
+        (
+            "adriaticum_connections_shed_total",
+            "Connections closed because there was no room: new ones, and unfinished or idle ones that were evicted.",
+            &[
+                ("which=\"new\"", LoadEvent::Rejected),
+                ("which=\"unfinished\"", LoadEvent::UnfinishedEvicted),
+                ("which=\"idle\"", LoadEvent::IdleEvicted),
+            ],
+        ),
+        (
+            "adriaticum_requests_shed_total",
+            "Requests answered 503 because there was no room.",
+            &[
+                ("reason=\"queue\"", LoadEvent::QueueFull),
+                ("reason=\"console\"", LoadEvent::ConsoleFull),
+                ("reason=\"buffer\"", LoadEvent::BuffersFull),
+            ],
+        ),
+        (
+            "adriaticum_requests_abandoned_total",
+            "Requests whose client went away before their answer.",
+            &[
+                ("phase=\"waiting\"", LoadEvent::AbandonedWaiting),
+                ("phase=\"running\"", LoadEvent::AbandonedRunning),
+            ],
+        ),
+    ];
+    for (name, help, samples) in families {
+        let family = text.counter(name, help);
+        for (label, event) in samples {
+            family.with(label, load.count_of(*event));
+        }
+    }
 }
 
 fn write_runtimes(text: &mut MetricsText, runtimes: &[RuntimeStatus]) {

@@ -16,20 +16,16 @@ impl Form {
                 .into_owned()
         };
         let pairs = text.split('&').filter(|pair| !pair.is_empty());
-        let pairs = pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-        Self(
-            pairs
-                .map(|(name, value)| (decode(name), decode(value)))
-                .collect(),
-        )
+        let decode_pair = |pair: &str| {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            (decode(name), decode(value))
+        };
+        Self(pairs.map(decode_pair).collect())
     }
 
     /// The first value of a name; empty if there is none.
     pub fn get(&self, name: &str) -> &str {
-        self.0
-            .iter()
-            .find(|(known, _)| known == name)
-            .map_or("", |(_, value)| value)
+        self.all(name).next().unwrap_or("")
     }
 
     /// The first value without the spaces around it, cut to so many characters.
@@ -43,11 +39,10 @@ impl Form {
             .map(|(name, value)| (name.as_str(), value.as_str()))
     }
 
-    pub fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
-        self.0
-            .iter()
-            .filter(move |(known, _)| known == name)
-            .map(|(_, value)| value.as_str())
+    pub fn all(&self, name: &str) -> impl Iterator<Item = &str> {
+        self.pairs()
+            .filter(move |(known, _)| *known == name)
+            .map(|(_, value)| value)
     }
 }
 

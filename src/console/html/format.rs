@@ -27,6 +27,11 @@ fn time_element(unix: i64, length: usize) -> Markup {
     }
 }
 
+/// The time of an event that may not happen.
+pub fn or_never(time: Option<i64>, format: fn(i64) -> Markup) -> Markup {
+    time.map_or_else(|| html! { "never" }, format)
+}
+
 /// A number; a dash if it was not measured.
 pub fn figure(number: Option<i64>) -> String {
     number.map_or("–".into(), grouped)
@@ -79,19 +84,12 @@ pub fn exact_duration(milliseconds: f64) -> String {
 /// A duration of seconds to days, in words.
 pub fn long_duration(time: Duration) -> String {
     let seconds = time.as_secs() as i64;
-    match seconds {
-        0..60 => count(seconds, "second"),
-        60..3600 => count(seconds / 60, "minute"),
-        3600..172_800 => format!(
-            "{}, {}",
-            count(seconds / 3600, "hour"),
-            count(seconds / 60 % 60, "minute")
-        ),
-        _ => format!(
-            "{}, {}",
-            count(seconds / when::DAY, "day"),
-            count(seconds / 3600 % 24, "hour")
-        ),
+    let (minutes, hours) = (seconds / 60, seconds / 3600);
+    match hours {
+        0 if minutes == 0 => count(seconds, "second"),
+        0 => count(minutes, "minute"),
+        1..48 => count(hours, "hour") + ", " + &count(minutes % 60, "minute"),
+        _ => count(hours / 24, "day") + ", " + &count(hours % 24, "hour"),
     }
 }
 

@@ -7,34 +7,10 @@ use maud::{Markup, Render, html};
 
 use crate::text::count;
 
-pub struct SortColumn {
-    /// The column's word in an address.
-    pub word: &'static str,
-    pub heading: &'static str,
-    /// The first click puts the greatest value first.
-    pub greatest_first: bool,
-}
+/// A column that a table can be sorted by: the order after the first click, and the heading.
+pub type SortColumn = (SortOrder, &'static str);
 
-impl SortColumn {
-    /// A column whose first click puts the smallest value first.
-    pub const fn ascending(word: &'static str, heading: &'static str) -> Self {
-        Self {
-            word,
-            heading,
-            greatest_first: false,
-        }
-    }
-
-    pub const fn descending(word: &'static str, heading: &'static str) -> Self {
-        Self {
-            word,
-            heading,
-            greatest_first: true,
-        }
-    }
-}
-
-/// The order of a table. An address has it as `sort=word`, or `sort=-word` if it is descending.
+/// The order of a table. An address has it as `sort=column`, or `sort=-column` if it is descending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SortOrder {
     pub column: &'static str,
@@ -42,27 +18,39 @@ pub struct SortOrder {
 }
 
 impl SortOrder {
+    pub const fn ascending(column: &'static str) -> Self {
+        Self {
+            column,
+            is_descending: false,
+        }
+    }
+
+    pub const fn descending(column: &'static str) -> Self {
+        Self {
+            column,
+            is_descending: true,
+        }
+    }
+
     /// Reads the value of `sort`. Returns `None` if there is no such column.
     pub fn parse(text: &str, columns: &[SortColumn]) -> Option<Self> {
         let word = text.strip_prefix('-').unwrap_or(text);
-        let column = columns.iter().find(|column| column.word == word)?;
+        let (order, _) = columns.iter().find(|(order, _)| order.column == word)?;
         Some(Self {
-            column: column.word,
             is_descending: word != text,
+            ..*order
         })
     }
 
     /// Returns the order after a click on a column. A second click reverses it.
-    pub fn after_click(self, column: &SortColumn) -> Self {
-        let is_same = self.column == column.word;
-        let is_descending = if is_same {
-            !self.is_descending
+    pub fn after_click(self, first_click: Self) -> Self {
+        if self.column == first_click.column {
+            Self {
+                is_descending: !self.is_descending,
+                ..self
+            }
         } else {
-            column.greatest_first
-        };
-        Self {
-            column: column.word,
-            is_descending,
+            first_click
         }
     }
 
@@ -85,13 +73,13 @@ impl SortOrder {
     }
 
     /// A heading with a link that sorts by its column.
-    pub fn heading(self, column: &SortColumn, text: &str, link: &str) -> Markup {
+    pub fn heading(self, column: &str, text: &str, link: &str) -> Markup {
         let direction = if self.is_descending {
             "descending"
         } else {
             "ascending"
         };
-        let sorted = (self.column == column.word).then_some(direction);
+        let sorted = (self.column == column).then_some(direction);
         html! { th role="columnheader" scope="col" aria-sort=[sorted] { a href=(link) { (text) } } }
     }
 }
@@ -273,16 +261,14 @@ mod tests {
 
     #[test]
     fn a_second_click_reverses_the_order() {
-        let column = |word, greatest_first| SortColumn {
-            word,
-            heading: word,
-            greatest_first,
-        };
-        let columns = [column("name", false), column("size", true)];
+        let columns = [
+            (SortOrder::ascending("name"), "Name"),
+            (SortOrder::descending("size"), "Size"),
+        ];
         let mut order = SortOrder::parse("size", &columns).expect("a column");
         let mut orders = Vec::new();
         for clicked in [1, 1, 0, 0, 1] {
-            order = order.after_click(&columns[clicked]);
+            order = order.after_click(columns[clicked].0);
             assert_eq!(SortOrder::parse(&order.to_string(), &columns), Some(order));
             orders.push(order.to_string());
         }
@@ -291,9 +277,9 @@ mod tests {
             [order.direct(Ordering::Less), order.direct(Ordering::Equal)],
             [Ordering::Greater, Ordering::Equal]
         );
-        let sorted = columns.each_ref().map(|column| {
+        let sorted = columns.map(|(column, _)| {
             order
-                .heading(column, "", "")
+                .heading(column.column, "", "")
                 .into_string()
                 .contains("aria-sort=\"descending\"")
         });

@@ -67,11 +67,7 @@ impl KeyForm {
         Self {
             name: key.name.clone(),
             permissions: key.permissions.clone(),
-            expires: if key.expires.is_some() {
-                KEEP.into()
-            } else {
-                String::new()
-            },
+            expires: key.expires.map_or("", |_| KEEP).into(),
             concurrent: key
                 .concurrent
                 .map_or(String::new(), |number| number.to_string()),
@@ -109,34 +105,25 @@ impl KeyForm {
         if self.permissions.is_empty() {
             return Err(("permission", "Choose at least one permission.".into()));
         }
-        let date = || match When::parse(&self.date) {
-            Some(date @ When::Date(_)) => Ok(date),
-            _ => Err(("date", "Give the date as YYYY-MM-DD.".to_owned())),
+        let expires = match (self.expires.as_str(), When::parse(&self.date)) {
+            ("", _) => None,
+            (KEEP, _) => present,
+            ("date", Some(date @ When::Date(_))) => Some(date.expiry(self.loaded)),
+            ("date", _) => return Err(("date", "Give the date as YYYY-MM-DD.".into())),
+            (term, _) => match When::parse(term) {
+                Some(term) => Some(term.expiry(self.loaded)),
+                None => return Err(("expires", "Choose when it expires.".into())),
+            },
         };
-        let chosen = match self.expires.as_str() {
-            "" | KEEP => None,
-            "date" => Some(date()?),
-            term => Some(
-                When::parse(term)
-                    .ok_or_else(|| ("expires", "Choose when it expires.".to_owned()))?,
-            ),
-        };
-        let chosen = chosen.map(|when| when.expiry(self.loaded));
-        if chosen.is_some_and(|expires| expires <= now) {
+        if self.expires != KEEP && expires.is_some_and(|expires| expires <= now) {
             return Err(("date", "The date lies in the past.".into()));
         }
-        let expires = if self.expires == KEEP {
-            present
-        } else {
-            chosen
-        };
         let concurrent = match self.concurrent.as_str() {
             "" => None,
             text => Some(parse_concurrent(text).ok_or_else(|| {
-                (
-                    "concurrent",
-                    format!("Concurrent requests: {CONCURRENT_TAKES}, or leave it empty."),
-                )
+                let message =
+                    format!("Concurrent requests: {CONCURRENT_TAKES}, or leave it empty.");
+                ("concurrent", message)
             })?),
         };
         let budget = match self.budget.as_str() {

@@ -9,7 +9,7 @@ use maud::{Markup, html};
 use crate::console::{
     html::{
         form::{Form, link},
-        format,
+        format::{self, or_never},
         table::{Pages, SortColumn, SortOrder, cards, choices, folded, hidden_fields},
     },
     layout,
@@ -20,8 +20,7 @@ use crate::keys::{Budget, Key, KeyBudget, KeyState, Permission, time_left};
 use crate::ledger::{Filter, Span, Sums};
 use crate::store::Store;
 use crate::text::grouped;
-use crate::when::Range;
-use crate::when::{DAY, interval_end};
+use crate::when::{DAY, Range, interval_end};
 
 /// The days over which requests are counted: today and the days before it.
 const COUNTED_DAYS: i64 = 30;
@@ -29,20 +28,17 @@ const COUNTED_DAYS: i64 = 30;
 const KEYS_PER_PAGE: usize = 50;
 
 const COLUMNS: [SortColumn; 8] = [
-    SortColumn::ascending("name", "Name"),
-    SortColumn::ascending("permissions", "Permissions"),
-    SortColumn::descending("budget", "Budget, limit"),
-    SortColumn::ascending("end", "Expires"),
-    SortColumn::descending("used", "Last used"),
-    SortColumn::descending("requests", "Requests, 30 d"),
-    SortColumn::descending("errors", "Errors, 30 d"),
-    SortColumn::descending("tokens", "Total tokens, 30 d"),
+    (SortOrder::ascending("name"), "Name"),
+    (SortOrder::ascending("permissions"), "Permissions"),
+    (SortOrder::descending("budget"), "Budget, limit"),
+    (SortOrder::ascending("end"), "Expires"),
+    (SortOrder::descending("used"), "Last used"),
+    (SortOrder::descending("requests"), "Requests, 30 d"),
+    (SortOrder::descending("errors"), "Errors, 30 d"),
+    (SortOrder::descending("tokens"), "Total tokens, 30 d"),
 ];
 
-const DEFAULT_ORDER: SortOrder = SortOrder {
-    column: "created",
-    is_descending: true,
-};
+const DEFAULT_ORDER: SortOrder = SortOrder::descending("created");
 
 type KeyEntry = (Sums, Key);
 
@@ -105,47 +101,31 @@ impl KeyListView {
     }
 
     fn fields(&self) -> Vec<(&'static str, String)> {
-        let state = if self.state == KeyState::Active {
-            ""
-        } else {
-            self.state.as_str()
-        };
+        let state = Some(self.state).filter(|state| *state != KeyState::Active);
+        let page = Some(self.page).filter(|page| *page != 1);
         vec![
             ("sort", self.order.field(DEFAULT_ORDER)),
             ("q", self.filter.clone()),
-            ("state", state.to_owned()),
-            (
-                "page",
-                if self.page == 1 {
-                    String::new()
-                } else {
-                    self.page.to_string()
-                },
-            ),
+            ("state", state.map_or("", KeyState::as_str).to_owned()),
+            ("page", page.map_or(String::new(), |page| page.to_string())),
         ]
     }
 
-    pub fn address(&self) -> String {
-        self.address_at("/keys")
-    }
-
-    /// The address of a page that leads back to the list.
-    pub fn address_at(&self, path: &str) -> String {
+    /// The address of the list, or of a page that leads back to it.
+    pub fn address(&self, path: &str) -> String {
         link(path, self.fields())
     }
 
-    /// The address of a key's page that leads back to the list. `page` is empty or begins with a
-    /// slash.
+    /// The address of a key's page. `page` is empty or begins with a slash.
     pub fn key_address(&self, id: &str, page: &str) -> String {
-        self.address_at(&format!("/keys/{id}{page}"))
+        self.address(&format!("/keys/{id}{page}"))
     }
 
     /// The address of the list after a change of a key. `change` is "changed" or "revoked".
     pub fn address_after(&self, change: &'static str, id: &str) -> String {
-        link(
-            "/keys",
-            self.fields().into_iter().chain([(change, id.to_owned())]),
-        )
+        let mut fields = self.fields();
+        fields.push((change, id.to_owned()));
+        link("/keys", fields)
     }
 }
 
@@ -223,13 +203,13 @@ pub fn page(operator: &Operator) -> PageResult {
             page,
             ..view.clone()
         }
-        .address()
+        .address("/keys")
     };
     let content = html! {
         main {
             div.head {
                 h1 { "API Keys" }
-                @if active > 0 { a.button.primary href=(view.address_at("/keys/new")) { "Create key" } }
+                @if active > 0 { a.button.primary href=(view.address("/keys/new")) { "Create key" } }
             }
             (notice)
             @if !is_first { (filters(&view, counts)) }
@@ -266,12 +246,9 @@ fn filters(view: &KeyListView, counts: [usize; 3]) -> Markup {
                 page: 1,
                 ..view.clone()
             }
-            .address();
-            tabs.push((
-                address,
-                format!("{name} ({})", grouped(count as i64)),
-                state == view.state,
-            ));
+            .address("/keys");
+            let text = format!("{name} ({})", grouped(count as i64));
+            tabs.push((address, text, state == view.state));
         }
     }
     let option = |order: SortOrder, name: &str, suffix: &str| {
@@ -286,10 +263,9 @@ fn filters(view: &KeyListView, counts: [usize; 3]) -> Markup {
             label.order for="sort" { "Order" }
             select.order #sort name="sort" {
                 option value="" { "Newest first" }
-                @for column in COLUMNS {
-                    @let order = SortOrder { column: column.word, is_descending: column.greatest_first };
-                    (option(order, column.heading, ""))
-                    @if column.word == view.order.column { (option(order.after_click(&column), column.heading, ", reversed")) }
+                @for (order, heading) in COLUMNS {
+                    (option(order, heading, ""))
+                    @if order.column == view.order.column { (option(order.after_click(order), heading, ", reversed")) }
                 }
             }
             button type="submit" { "Apply" }
@@ -297,8 +273,8 @@ fn filters(view: &KeyListView, counts: [usize; 3]) -> Markup {
     };
     let by = COLUMNS
         .iter()
-        .find(|column| column.word == view.order.column);
-    let by = by.map_or(String::new(), |column| format!("by {}", column.heading));
+        .find(|(order, _)| order.column == view.order.column)
+        .map_or(String::new(), |(_, heading)| format!("by {heading}"));
     html! {
         div.filters {
             @if tabs.len() > 1 { (choices("State", tabs.into_iter())) }
@@ -309,18 +285,18 @@ fn filters(view: &KeyListView, counts: [usize; 3]) -> Markup {
 
 fn table(view: &KeyListView, entries: &[KeyEntry], now: i64) -> Markup {
     let is_revoked = view.state == KeyState::Revoked;
-    let headings = COLUMNS.map(|column| {
+    let headings = COLUMNS.map(|(first_click, heading)| {
         let sorted = KeyListView {
-            order: view.order.after_click(&column),
+            order: view.order.after_click(first_click),
             page: 1,
             ..view.clone()
         };
-        let name = if column.word == "end" && is_revoked {
-            "Revoked"
-        } else {
-            column.heading
+        let heading = match heading {
+            "Expires" if is_revoked => "Revoked",
+            heading => heading,
         };
-        view.order.heading(&column, name, &sorted.address())
+        view.order
+            .heading(first_click.column, heading, &sorted.address("/keys"))
     });
     let rows = entries.iter().map(|entry| cells(view, entry, now));
     cards(
@@ -333,7 +309,6 @@ fn table(view: &KeyListView, entries: &[KeyEntry], now: i64) -> Markup {
 /// A page has fifty rows of these and stays below 60 KB, so they have no more markup than they
 /// need.
 fn cells(view: &KeyListView, (sums, key): &KeyEntry, now: i64) -> Vec<Markup> {
-    let date = |time: Option<i64>| html! { @match time { Some(time) => (format::date(time)), None => "never" } };
     vec![
         html! {
             a.text href=(view.key_address(&key.id, "")) { (key.name) }
@@ -345,10 +320,10 @@ fn cells(view: &KeyListView, (sums, key): &KeyEntry, now: i64) -> Vec<Markup> {
             @if let Some(number) = key.concurrent { span.muted { (number) " concurrent" } }
         },
         html! {
-            (date(key.revoked.or(key.expires)))
+            (or_never(key.revoked.or(key.expires), format::date))
             (expiry_badge(key, now))
         },
-        html! { @match key.last_used { Some(time) => (format::minute(time)), None => "never" } },
+        or_never(key.last_used, format::minute),
         html! { a href=(format!("/requests?range=30d&key={}", key.id)) { (grouped(sums.requests)) } },
         html! {
             @if sums.errors > 0 { a href=(format!("/requests?range=30d&key={}&outcome=failed", key.id)) { (grouped(sums.errors)) } }
@@ -413,12 +388,12 @@ mod tests {
             "/keys?sort=-tokens&q=a%20b&state=revoked&page=3",
         ] {
             assert_eq!(
-                view(address.split_once('?').expect("a query").1).address(),
+                view(address.split_once('?').expect("a query").1).address("/keys"),
                 address
             );
         }
         for nonsense in ["", "sort=nonsense&page=0&state=x&q=+", "sort=-&page=-1"] {
-            assert_eq!(view(nonsense).address(), "/keys", "{nonsense}");
+            assert_eq!(view(nonsense).address("/keys"), "/keys", "{nonsense}");
         }
     }
 

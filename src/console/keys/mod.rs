@@ -5,9 +5,9 @@ pub mod list;
 
 use maud::{Markup, PreEscaped, html};
 
-use self::form::{KeyForm, KeyTerms, WrongField};
+use self::form::{KeyForm, WrongField};
 use self::list::{KeyListView, budget_bar, expiry_badge, recent_sums};
-use super::html::format;
+use super::html::format::{self, or_never};
 use super::layout::{self, copy_box, form_token};
 use super::page::{Operator, PageError, PageResult};
 use crate::checks::is_local;
@@ -43,7 +43,7 @@ fn form(operator: &Operator, wanted: &KeyForm, wrong: Option<&WrongField>) -> Re
                 (wanted.fields(None, wrong))
                 div.buttons {
                     button.primary type="submit" { "Create key" }
-                    a.button href=(KeyListView::read(&operator.request.query).address()) { "Cancel" }
+                    a.button href=(KeyListView::read(&operator.request.query).address("/keys")) { "Cancel" }
                 }
             }
         }
@@ -55,32 +55,22 @@ fn form(operator: &Operator, wanted: &KeyForm, wrong: Option<&WrongField>) -> Re
 pub fn create(operator: &Operator) -> PageResult {
     let request = operator.request;
     let wanted = KeyForm::read(&request.form, request.now);
-    let KeyTerms {
-        name,
-        expires,
-        concurrent,
-        budget,
-    } = match wanted.check(None, request.now) {
+    let terms = match wanted.check(None, request.now) {
         Ok(terms) => terms,
         Err(wrong) => return Ok(form(operator, &wanted, Some(&wrong))),
     };
     let secret = new_secret();
     let id = id_for(request.form.get("once")).ok_or(PageError::Stale)?;
-    let permissions = &wanted.permissions;
     let key = NewKey {
-        name: &name,
-        permissions,
+        name: &terms.name,
+        permissions: &wanted.permissions,
         created: request.now,
-        expires,
-        concurrent,
-        budget,
+        expires: terms.expires,
+        concurrent: terms.concurrent,
+        budget: terms.budget,
     };
-    if !operator
-        .console
-        .store
-        .keys
-        .add_as(&id, &secret, &key, &request.actor())?
-    {
+    let keys = &operator.console.store.keys;
+    if !keys.add_as(&id, &secret, &key, &request.actor())? {
         return Ok(layout::redirect(&format!("/keys?made={id}")));
     }
     log::info!("console: {id} was created");
@@ -124,12 +114,8 @@ fn example(operator: &Operator, permissions: &[Permission], secret: &str) -> Mar
         ("http", "")
     };
     if permissions.contains(&Permission::Completions) {
-        let host = operator
-            .console
-            .config
-            .api_hosts
-            .first()
-            .map_or("localhost", String::as_str);
+        let hosts = &operator.console.config.api_hosts;
+        let host = hosts.first().map_or("localhost", String::as_str);
         // Over a network a key is sent by HTTPS only, also if the operator uses HTTP here.
         let (scheme, port) = if is_local(host) {
             (scheme, port)
@@ -165,19 +151,18 @@ enum NotSaved {
     SignedOut,
 }
 
+fn find(operator: &Operator, id: &str) -> Result<Key, PageError> {
+    let key = operator.console.store.keys.get(id)?;
+    key.ok_or(PageError::NotFound)
+}
+
 pub fn page(operator: &Operator, id: &str) -> PageResult {
     let request = operator.request;
-    let key = operator
-        .console
-        .store
-        .keys
-        .get(id)?
-        .ok_or(PageError::NotFound)?;
+    let key = find(operator, id)?;
     let Some(wanted) = KeyForm::typed(request) else {
         return key_page(operator, &key, &KeyForm::from_key(&key, request.now), None);
     };
-    let is_same = request.query.get("version") == key.version();
-    let why = if is_same {
+    let why = if request.query.get("version") == key.version() {
         NotSaved::SignedOut
     } else {
         NotSaved::Meanwhile
@@ -186,34 +171,24 @@ pub fn page(operator: &Operator, id: &str) -> PageResult {
 }
 
 pub fn change(operator: &Operator, id: &str) -> PageResult {
-    let Operator {
-        console, request, ..
-    } = *operator;
-    let key = console.store.keys.get(id)?.ok_or(PageError::NotFound)?;
+    let request = operator.request;
+    let key = find(operator, id)?;
     let wanted = KeyForm::read(&request.form, request.now);
     let not_saved = |key: &Key, why| key_page(operator, key, &wanted, Some(&why));
-    let KeyTerms {
-        name,
-        expires,
-        concurrent,
-        budget,
-    } = match wanted.check(key.expires, request.now) {
+    let terms = match wanted.check(key.expires, request.now) {
         Ok(terms) => terms,
         Err(wrong) => return not_saved(&key, NotSaved::Wrong(wrong)),
     };
     let changes = [
-        KeyChange::Name(name),
+        KeyChange::Name(terms.name),
         KeyChange::Permissions(wanted.permissions.clone()),
-        KeyChange::Expires(expires),
-        KeyChange::Concurrent(concurrent),
-        KeyChange::Budget(budget),
+        KeyChange::Expires(terms.expires),
+        KeyChange::Concurrent(terms.concurrent),
+        KeyChange::Budget(terms.budget),
     ];
-    match console.store.keys.change(
-        id,
-        Some(request.form.get("version")),
-        &changes,
-        &request.actor(),
-    )? {
+    let version = request.form.get("version");
+    let keys = &operator.console.store.keys;
+    match keys.change(id, Some(version), &changes, &request.actor())? {
         KeyChanged::Done => {
             log::info!("console: {id} was changed");
             Ok(layout::redirect(
@@ -253,7 +228,7 @@ fn key_page(
     };
     let content = html! {
         main.narrow {
-            p.crumbs { a href=(list.address()) { "Back to API keys" } }
+            p.crumbs { a href=(list.address("/keys")) { "Back to API keys" } }
             h1.text { (key.name) }
             @match not_saved {
                 None => {}
@@ -275,7 +250,7 @@ fn key_page(
                     (wanted.fields(key.expires, wrong))
                     div.buttons {
                         button.primary type="submit" { "Save changes" }
-                        a.button href=(list.address()) { "Cancel" }
+                        a.button href=(list.address("/keys")) { "Cancel" }
                         a.button.danger href=(list.key_address(&key.id, "/revoke")) { "Revoke key" }
                     }
                 }
@@ -289,12 +264,12 @@ fn key_page(
 
 /// The facts about a key; with its terms, if the form has others or there is none.
 fn facts(key: &Key, sums: &Sums, with_terms: bool, now: i64) -> Markup {
-    let time = |time: Option<i64>| html! { @match time { Some(time) => (format::minute(time)), None => "never" } };
+    let time = |time| or_never(time, format::minute);
     html! {
         dl.facts {
             dt { "Key" } dd { code { (key.hint.as_deref().unwrap_or("unknown")) } }
             dt { "Id" } dd { code { (key.id) } }
-            dt { "Created" } dd { (time(Some(key.created))) }
+            dt { "Created" } dd { (format::minute(key.created)) }
             @if key.revoked.is_some() { dt { "Revoked" } dd { (time(key.revoked)) } }
             @if with_terms { dt { "Permissions" } dd { (Permission::join(&key.permissions).replace(',', ", ")) } }
             @if with_terms || key.state(now) != KeyState::Active { dt { "Expires" } dd { (time(key.expires)) (expiry_badge(key, now)) } }
@@ -322,12 +297,7 @@ fn facts(key: &Key, sums: &Sums, with_terms: bool, now: i64) -> Markup {
 
 pub fn confirm_revoke(operator: &Operator, id: &str) -> PageResult {
     let list = KeyListView::read(&operator.request.query);
-    let key = operator
-        .console
-        .store
-        .keys
-        .get(id)?
-        .ok_or(PageError::NotFound)?;
+    let key = find(operator, id)?;
     if key.revoked.is_some() {
         // The browser went back after the revocation: the key's page has its time.
         return Ok(layout::redirect(&list.key_address(id, "")));
@@ -361,12 +331,8 @@ pub fn confirm_revoke(operator: &Operator, id: &str) -> PageResult {
 
 pub fn revoke(operator: &Operator, id: &str) -> PageResult {
     let request = operator.request;
-    if !operator
-        .console
-        .store
-        .keys
-        .revoke(id, request.now, &request.actor())?
-    {
+    let keys = &operator.console.store.keys;
+    if !keys.revoke(id, request.now, &request.actor())? {
         return Err(PageError::NotFound);
     }
     log::info!("console: {id} was revoked");

@@ -127,14 +127,15 @@ fn summary(row: &LedgerRow) -> String {
         }
         (None, _, _) => "The service ended before it was answered. Nothing was sent.".into(),
         (Some(200), _, Some(ms)) => format!("Answered in {}.", format::duration(ms)),
-        (Some(status), _, Some(ms)) if row.runtime_ms.is_none() => {
+        (Some(status), _, Some(ms)) => {
+            let before = match row.runtime_ms {
+                Some(_) => "",
+                None => ", before the runtime was asked",
+            };
             format!(
-                "Answered with {status} after {}, before the runtime was asked.",
+                "Answered with {status} after {}{before}.",
                 format::duration(ms)
             )
-        }
-        (Some(status), _, Some(ms)) => {
-            format!("Answered with {status} after {}.", format::duration(ms))
         }
         (Some(status), _, None) => format!("Answered with {status}."),
     }
@@ -199,31 +200,19 @@ fn timeline(row: &LedgerRow) -> Markup {
     let Some(all) = row.duration_ms.filter(|all| *all > 0.0) else {
         return html! {};
     };
-    let own = all
-        - [row.queue_ms, row.search_ms, row.runtime_ms]
-            .into_iter()
-            .flatten()
-            .sum::<f64>();
+    let measured = [row.queue_ms, row.search_ms, row.runtime_ms];
+    let measured: f64 = measured.into_iter().flatten().sum();
     let parts = [
         ("Queue", "t0", row.queue_ms),
-        ("Gateway", "t1", Some(own.max(0.0))),
+        ("Gateway", "t1", Some((all - measured).max(0.0))),
         ("Search", "t2", row.search_ms),
         ("Runtime", "t3", row.runtime_ms),
     ];
-    // A part that was not measured has no place in the bar.
-    let parts: Vec<_> = parts
-        .into_iter()
-        .filter_map(|(name, class, ms)| Some((name, class, ms?)))
-        .collect();
-    let scale = 1000.0
-        / parts
-            .iter()
-            .map(|(_, _, ms)| ms)
-            .sum::<f64>()
-            .max(f64::MIN_POSITIVE);
-    let mut x = 0.0;
-    let mut drawn = Vec::new();
+    let scale = 1000.0 / all.max(measured);
+    let (mut x, mut drawn) = (0.0, Vec::new());
     for (name, class, ms) in parts {
+        // A part that was not measured has no place in the bar.
+        let Some(ms) = ms else { continue };
         drawn.push((name, class, ms, x, ms * scale));
         x += ms * scale;
     }

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use crate::console::{
     layout,
@@ -16,8 +15,7 @@ use crate::http::response::{BodyStream, BodyStreamError};
 use crate::ledger::{LedgerRow, RowFilter, Span, Sums};
 use crate::store::Store;
 use crate::text::{cells, csv_line};
-use crate::when;
-use crate::when::Range;
+use crate::when::{self, Range};
 
 const ROWS_PER_PIECE: usize = 500;
 
@@ -41,25 +39,13 @@ type NextPiece = Result<Option<String>, DatabaseError>;
 
 struct Download<F> {
     next_piece: F,
-    _permit: ExportPermit,
+    /// The number of downloads in progress, this one included.
+    running: Arc<AtomicUsize>,
 }
 
-/// Counts a download as in progress until it is dropped.
-struct ExportPermit(Arc<AtomicUsize>);
-
-impl ExportPermit {
-    fn acquire(running: &Arc<AtomicUsize>) -> Option<Self> {
-        let more = |count| (count < MAX_EXPORTS).then_some(count + 1);
-        running
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
-            .ok()?;
-        Some(Self(Arc::clone(running)))
-    }
-}
-
-impl Drop for ExportPermit {
+impl<F> Drop for Download<F> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.running.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -77,15 +63,16 @@ impl<F: FnMut() -> NextPiece + Send> BodyStream for Download<F> {
 const BYTE_ORDER_MARK: &str = "\u{feff}";
 
 pub fn rows(operator: &Operator, is_json: bool) -> PageResult {
-    let (extension, opening) = match is_json {
-        true => ("json", "[".into()),
-        false => (
+    let (extension, opening) = if is_json {
+        ("json", "[".into())
+    } else {
+        (
             "csv",
             BYTE_ORDER_MARK.to_owned() + &LedgerRow::csv_heading(),
-        ),
+        )
     };
     let store = &operator.console.store;
-    let view = UsageView::from_request(operator)?.with_key(store, &store.keys.list()?)?;
+    let view = UsageView::from_request(operator, &store.keys.list()?)?;
     let pieces = row_pieces(Arc::clone(store), view.row_filter(), is_json);
     start(operator, &view, "usage", extension, opening, pieces)
 }
@@ -126,7 +113,7 @@ fn row_pieces(store: Arc<Store>, filter: RowFilter, is_json: bool) -> impl FnMut
 pub fn totals(operator: &Operator) -> PageResult {
     let console = operator.console;
     let keys = console.store.keys.list()?;
-    let view = UsageView::from_request(operator)?.with_key(&console.store, &keys)?;
+    let view = UsageView::from_request(operator, &keys)?;
     // Before the first piece: a download that has begun can't be refused.
     console.store.ledger.check_rows_of(view.range)?;
     let heading = BYTE_ORDER_MARK.to_owned() + &csv_line(&TOTALS_COLUMNS.map(String::from));
@@ -150,26 +137,19 @@ fn day_lines(
     names: &BTreeMap<String, String>,
     day: Range,
 ) -> Result<String, DatabaseError> {
+    let matching = view.matching();
     let mut by_key: BTreeMap<String, Sums> = BTreeMap::new();
     store.ledger.figures(Span::Day, day, view.filter(), |row| {
-        if view
-            .matching()
-            .includes(row.status, row.error_code.as_deref())
-        {
+        if matching.includes(row.status, row.error_code.as_deref()) {
             by_key.entry(row.key_id).or_default().add(&row.sums);
         }
     })?;
     let date = when::iso(day.since).unwrap_or_default()[..10].to_owned();
     let line = |(id, sums): (String, Sums)| {
         let name = names.get(&id).cloned().unwrap_or_default();
-        let named = [date.clone(), id, name];
-        csv_line(
-            &[
-                &named[..],
-                &cells(&sums, TOTALS_COLUMNS.into_iter().skip(named.len())),
-            ]
-            .concat(),
-        )
+        let mut line = vec![date.clone(), id, name];
+        line.extend(cells(&sums, TOTALS_COLUMNS.into_iter().skip(line.len())));
+        csv_line(&line)
     };
     Ok(by_key.into_iter().map(line).collect())
 }
@@ -190,8 +170,15 @@ fn start(
         // HTTP/1.0 has no chunked encoding.
         return Err(PageError::Method);
     }
-    let permit = ExportPermit::acquire(&operator.console.exports)
-        .ok_or(PageError::Wait(Duration::from_secs(10)))?;
+    let running = Arc::clone(&operator.console.exports);
+    let more = |count| (count < MAX_EXPORTS).then_some(count + 1);
+    running
+        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
+        .map_err(|_| PageError::TooManyExports)?;
+    let rest = Download {
+        next_piece,
+        running,
+    };
     let content_type = if extension == "json" {
         "application/json"
     } else {
@@ -203,10 +190,7 @@ fn start(
             "content-disposition",
             format!("attachment; filename=\"adriaticum-{name}-{from}-to-{to}.{extension}\""),
         );
-    response.rest = Some(Box::new(Download {
-        next_piece,
-        _permit: permit,
-    }));
+    response.rest = Some(Box::new(rest));
     Ok(response)
 }
 

@@ -36,57 +36,44 @@ pub fn page(operator: &Operator) -> PageResult {
         console, request, ..
     } = *operator;
     let keys = console.store.keys.list()?;
-    let view = UsageView::from_request(operator)?.with_key(&console.store, &keys)?;
+    let view = UsageView::from_request(operator, &keys)?;
     let gateways = console.shared_gateways()?;
     let id = |name| Some(request.query.get(name)).filter(|id| details::is_id(id));
     let (before, after) = (id("before"), id("after"));
-    let listing = match after {
-        Some(after) => {
-            let mut listing =
-                console
-                    .store
-                    .ledger
-                    .oldest(&view.row_filter(), Some(after), ROWS_PER_PAGE)?;
-            listing.rows.reverse();
-            listing
-        }
-        None => console
-            .store
-            .ledger
-            .newest(&view.row_filter(), before, ROWS_PER_PAGE)?,
+    let (ledger, filter) = (&console.store.ledger, view.row_filter());
+    let is_forward = after.is_some();
+    let mut listing = if is_forward {
+        ledger.oldest(&filter, after, ROWS_PER_PAGE)?
+    } else {
+        ledger.newest(&filter, before, ROWS_PER_PAGE)?
     };
-    let is_cut = listing.searched_to.is_some();
-    let (later, earlier) = match after {
-        Some(_) => (
-            listing.next.clone(),
-            listing.rows.last().map(|row| row.request_id.clone()),
-        ),
-        None => {
-            let first = listing.rows.first().map(|row| row.request_id.as_str());
-            (
-                before.map(|before| first.unwrap_or(before).to_owned()),
-                listing.next.clone(),
-            )
-        }
+    let next = listing.next.as_deref();
+    let (later, earlier) = if is_forward {
+        listing.rows.reverse();
+        (next, listing.rows.last().map(|row| &*row.request_id))
+    } else {
+        let first = listing.rows.first().map(|row| &*row.request_id);
+        (before.map(|before| first.unwrap_or(before)), next)
     };
     let newest = view.address("/requests");
     let address = |name: &str, id: &str| format!("{newest}&{name}={id}");
-    let text = if is_cut && after.is_some() {
-        "← Search later requests"
-    } else {
-        "← Later requests"
+    let (later_text, earlier_text) = match (listing.searched_to.is_some(), is_forward) {
+        (true, true) => ("← Search later requests", "Earlier requests →"),
+        (true, false) => ("← Later requests", "Search earlier requests →"),
+        (false, _) => ("← Later requests", "Earlier requests →"),
     };
-    let previous = later.map(|id| [("« Newest", newest.clone()), (text, address("after", &id))]);
-    let text = if is_cut && after.is_none() {
-        "Search earlier requests →"
-    } else {
-        "Earlier requests →"
+    let previous = later.map(|id| {
+        [
+            ("« Newest", newest.clone()),
+            (later_text, address("after", id)),
+        ]
+    });
+    let next = earlier.map(|id| (earlier_text, address("before", id)));
+    let here = match (before, after) {
+        (Some(id), _) => address("before", id),
+        (None, Some(id)) => address("after", id),
+        (None, None) => newest.clone(),
     };
-    let next = earlier.map(|id| (text, address("before", &id)));
-    let place = before
-        .map(|id| address("before", id))
-        .or(after.map(|id| address("after", id)));
-    let here = place.unwrap_or_else(|| newest.clone());
     let content = html! {
         main {
             div.head {
@@ -95,7 +82,7 @@ pub fn page(operator: &Operator) -> PageResult {
             }
             (filters(&view, "/requests", &keys, &gateways))
             @if view.key_text.is_empty() {
-                (list(&view, &listing, after.is_some(), gateways.len() > 1, &here))
+                (list(&view, &listing, is_forward, gateways.len() > 1, &here))
                 (page_links(previous.as_ref().map_or(&[], |links| links), "", next))
             }
         }

@@ -3,8 +3,8 @@
 use std::sync::Mutex;
 
 use super::cookies::{self, BROWSER, SESSION};
+use super::credentials;
 use super::throttle::SignInSource;
-use crate::console::session::credentials;
 use crate::database::DatabaseError;
 use crate::http::{ClientInfo, Request, RequestHead};
 use crate::listener::{Admission, Destination};
@@ -20,14 +20,14 @@ pub struct KnownBrowsers(Mutex<Vec<SecretDigest>>);
 impl KnownBrowsers {
     pub fn read(store: &Store) -> Self {
         let browsers = Self(Mutex::default());
-        if let Err(error) = browsers.refresh(store, when::now()) {
+        if let Err(error) = browsers.refresh(store) {
             log::warn!("console: could not read the known browsers: {error}");
         }
         browsers
     }
 
-    pub fn refresh(&self, store: &Store, now: i64) -> Result<(), DatabaseError> {
-        let browsers = credentials::known_browsers(store, now)?;
+    pub fn refresh(&self, store: &Store) -> Result<(), DatabaseError> {
+        let browsers = credentials::known_browsers(store, when::now())?;
         *lock(&self.0) = browsers;
         Ok(())
     }
@@ -37,7 +37,7 @@ impl KnownBrowsers {
     }
 
     /// The place of a request in the queue. A known browser has a lane of its own and so have the
-    /// clients on this host: strangers can neither delay them nor take their places.
+    /// clients on this host: unknown clients can neither delay them nor take their places.
     pub fn admit(&self, client: ClientInfo, head: &RequestHead) -> Admission {
         let browser = cookies::digest(client, head, BROWSER).filter(|digest| self.contains(digest));
         let (lane, origin) = match SignInSource::new(client, browser) {
@@ -59,7 +59,7 @@ impl KnownBrowsers {
         let browser = cookies::digest(request.client, &request.head, BROWSER);
         if browser.is_some_and(|digest| !self.contains(&digest)) {
             // On an error it stays unknown. The page itself reports a failing database.
-            let _ = self.refresh(store, when::now());
+            let _ = self.refresh(store);
         }
     }
 }

@@ -1,8 +1,7 @@
 //! The console's password and sessions.
 
 use crate::audit::{Actor, NewAuditRow};
-use crate::database::Result;
-use crate::database::{Session, Statement, values};
+use crate::database::{Result, Session, Statement, values};
 use crate::secret::SecretDigest;
 use crate::store::Store;
 
@@ -99,12 +98,13 @@ pub fn sign_in(
     Ok(store.audit.with_failed_sign_ins(write)? == 1)
 }
 
-pub fn has_token(store: &Store, digest: &SecretDigest, kind: TokenKind, now: i64) -> Result<bool> {
+pub fn has_session(store: &Store, digest: &SecretDigest, now: i64) -> Result<bool> {
     let statement =
         "SELECT count(*) FROM console_tokens WHERE digest = $1 AND kind = $2 AND expires > $3";
+    let parameters = values![digest.0, TokenKind::Session.as_str(), now];
     let count: i64 = store
         .database
-        .read(|session| session.value(statement, &values![digest.0, kind.as_str(), now]))?;
+        .read(|session| session.value(statement, &parameters))?;
     Ok(count > 0)
 }
 
@@ -173,20 +173,23 @@ mod tests {
             Some(password.clone())
         );
         assert!(sign_in(store, tokens, 1, &password, &by).expect("a sign-in"));
-        let has = |digest: &SecretDigest, kind, now| {
-            has_token(store, digest, kind, now).expect("a look-up")
+        let is_signed_in =
+            |digest: &SecretDigest, now| has_session(store, digest, now).expect("a look-up");
+        let is_known = |digest: &SecretDigest, now| {
+            let browsers = known_browsers(store, now).expect("a look-up");
+            browsers.contains(digest)
         };
         assert!(
-            has(&session, TokenKind::Session, 9) && !has(&session, TokenKind::Session, 10),
+            is_signed_in(&session, 9) && !is_signed_in(&session, 10),
             "until it expires"
         );
-        assert!(has(&browser, TokenKind::Browser, 98));
+        assert!(is_known(&browser, 98));
         assert!(
-            !has(&browser, TokenKind::Session, 9),
+            !is_signed_in(&browser, 9),
             "a browser that is known is not signed in"
         );
         remove_token(store, session).expect("a sign-out");
-        assert!(!has(&session, TokenKind::Session, 9));
+        assert!(!is_signed_in(&session, 9));
         let changed = PasswordHash {
             hash: vec![3; 32],
             ..password.clone()
@@ -194,19 +197,13 @@ mod tests {
         assert!(sign_in(store, tokens, 1, &password, &by).expect("a second sign-in"));
         set_password(store, changed.clone(), &by).expect("another password");
         assert!(
-            !has(&session, TokenKind::Session, 9),
+            !is_signed_in(&session, 9),
             "another password ends the sessions"
         );
-        assert!(
-            has(&browser, TokenKind::Browser, 9),
-            "the browser stays known"
-        );
+        assert!(is_known(&browser, 9), "the browser stays known");
         assert!(!sign_in(store, tokens, 1, &password, &by).expect("the old password"));
         assert!(sign_in(store, tokens, 11, &changed, &by).expect("the new password"));
-        assert!(
-            has(&browser, TokenKind::Browser, 108),
-            "its time starts again"
-        );
+        assert!(is_known(&browser, 108), "its time starts again");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use argon2::{Algorithm, Argon2, Block, Params, Version};
 use rand::TryRng;
 
-use crate::console::session::credentials::PasswordHash;
+use super::credentials::PasswordHash;
 
 /// The fewest and the most characters.
 const FEWEST: usize = 12;

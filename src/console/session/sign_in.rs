@@ -5,9 +5,9 @@ use std::time::Instant;
 use maud::{Markup, html};
 
 use super::cookies::{self, BROWSER, SESSION, VISITOR};
+use super::credentials::{self, PasswordHash, TokenKind};
 use super::password;
 use super::throttle::SignInSource;
-use crate::console::session::credentials::{self, PasswordHash, TokenKind};
 use crate::console::{
     error_pages,
     html::form::link,
@@ -41,13 +41,11 @@ pub fn submit(console: &Console, request: &PageRequest, stored: &PasswordHash) -
             html! { "That is not the password. Try again." },
         ))
     };
-    if !request
-        .cookie(VISITOR)
-        .is_some_and(|cookie| request.has_form_token(cookie))
-    {
+    let visitor = request.cookie(VISITOR);
+    if !visitor.is_some_and(|cookie| request.has_form_token(cookie)) {
         return Ok(refused(403, html! { "The form was too old. Try again." }));
     }
-    console.browsers.refresh(&console.store, request.now)?;
+    console.browsers.refresh(&console.store)?;
     let browser = request
         .cookie(BROWSER)
         .filter(|token| console.browsers.contains(&SecretDigest::of(token)));
@@ -63,10 +61,8 @@ pub fn submit(console: &Console, request: &PageRequest, stored: &PasswordHash) -
     }
     if !password::verify(request.form.get("password"), stored) {
         throttle().failed(source, Instant::now());
-        console
-            .store
-            .audit
-            .note_failed_sign_in(client.peer, request.now);
+        let audit = &console.store.audit;
+        audit.note_failed_sign_in(client.peer, request.now);
         if logging::allow_refusal_line(FailureCause::SignIn, client.peer) {
             log::warn!("console: sign-in failed, client={}", request.client());
         }
@@ -74,26 +70,19 @@ pub fn submit(console: &Console, request: &PageRequest, stored: &PasswordHash) -
     }
     throttle().succeeded(source);
     // A known browser keeps its token, so that it stays known if this response is lost.
-    let (session, browser) = (
-        secret_hex::<32>(),
-        browser.map_or_else(secret_hex::<32>, str::to_owned),
-    );
+    let session = secret_hex::<32>();
+    let browser = browser.map_or_else(secret_hex::<32>, str::to_owned);
     let tokens = [
         (SecretDigest::of(&session), TokenKind::Session, SESSION_TIME),
         (SecretDigest::of(&browser), TokenKind::Browser, BROWSER_TIME),
     ];
-    if !credentials::sign_in(
-        &console.store,
-        tokens,
-        request.now,
-        stored,
-        &request.actor(),
-    )? {
+    let by = request.actor();
+    if !credentials::sign_in(&console.store, tokens, request.now, stored, &by)? {
         // The password was changed meanwhile.
         return wrong();
     }
     // The browser's next request needs its lane. It gets it later if this fails.
-    let _ = console.browsers.refresh(&console.store, request.now);
+    let _ = console.browsers.refresh(&console.store);
     log::info!("console: operator signed in, client={}", request.client());
     let cookie = |name, value: &str| cookies::set_line(client, name, value, BROWSER_TIME);
     Ok(layout::redirect(own_address(request.form.get("next")))

@@ -31,7 +31,9 @@ const SEEN_LATELY: i64 = 5;
 
 pub fn page(operator: &Operator) -> PageResult {
     let console = operator.console;
-    console.start_checks(MAX_AGE);
+    console
+        .checks
+        .start(&console.config, &console.store, MAX_AGE);
     let is_running = console.checks.are_running();
     let checked = console.checks.latest().map(|run| run.time);
     let parts = verdict::parts(console);
@@ -61,7 +63,10 @@ pub fn page(operator: &Operator) -> PageResult {
 }
 
 pub fn check_again(operator: &Operator) -> PageResult {
-    operator.console.start_checks(Duration::ZERO);
+    let console = operator.console;
+    console
+        .checks
+        .start(&console.config, &console.store, Duration::ZERO);
     Ok(layout::redirect("/status"))
 }
 
@@ -86,13 +91,17 @@ fn lead(parts: &[PartState], checked: Option<i64>, is_running: bool) -> Markup {
 
 fn table(parts: &[PartState]) -> Markup {
     let cells = |part: &PartState| {
-        let badge = match part.verdict {
-            Some(Verdict::Ok) => html! { span.badge.good { "ok" } },
-            Some(Verdict::Warn) => html! { span.badge.warn { "note" } },
-            Some(Verdict::Fail) => html! { span.badge.bad { "fails" } },
-            None => html! { span.badge { "not asked yet" } },
+        let (class, state) = match part.verdict {
+            Some(Verdict::Ok) => ("badge good", "ok"),
+            Some(Verdict::Warn) => ("badge warn", "note"),
+            Some(Verdict::Fail) => ("badge bad", "fails"),
+            None => ("badge", "not asked yet"),
         };
-        vec![html! { (part.name) }, badge, details(part)]
+        vec![
+            html! { (part.name) },
+            html! { span class=(class) { (state) } },
+            details(part),
+        ]
     };
     cards(
         "findings",
@@ -205,18 +214,15 @@ fn queue_by_key(console: &Console) -> Result<Markup, DatabaseError> {
             .iter()
             .find(|key| key.id == *lane.name)
             .map_or(&*lane.name, |key| &key.name);
-        let figures = [
+        let cells = [
+            name.to_owned(),
             grouped(lane.waiting as i64),
             lane.longest_wait.map_or("–".into(), format::long_duration),
             grouped(lane.running as i64),
-            lane.limit.map_or("–".into(), |limit| grouped(limit as i64)),
+            format::figure(lane.limit.map(|limit| limit as i64)),
             grouped(lane.shed as i64),
         ];
-        [name.to_owned()]
-            .into_iter()
-            .chain(figures)
-            .map(|text| html! { (text) })
-            .collect()
+        cells.map(|text| html! { (text) }).into()
     });
     let headings = ["Key", "Waiting", "Longest wait", "Running", "Limit", "Shed"].map(heading);
     Ok(html! {

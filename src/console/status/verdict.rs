@@ -61,11 +61,7 @@ pub fn trouble(parts: &[PartState]) -> Option<Trouble> {
 pub fn parts(console: &Console) -> Vec<PartState> {
     let found = console.checks.latest();
     let found = found.as_deref();
-    let mut runtimes = console
-        .monitoring
-        .runtimes
-        .as_ref()
-        .map_or_else(Vec::new, |all| all.status());
+    let mut runtimes = console.monitoring.runtime_status();
     let known = known_failures(console);
     let is_off = console.config.search.grounding == GroundingMode::Off;
     let is_shown = |finding: &&Finding| match (finding.part, finding.status) {
@@ -94,11 +90,8 @@ pub fn parts(console: &Console) -> Vec<PartState> {
         });
     }
     // The runtimes before the first check has ended.
-    parts.extend(
-        runtimes
-            .into_iter()
-            .map(|status| runtime(status, None, None)),
-    );
+    let unchecked = runtimes.into_iter();
+    parts.extend(unchecked.map(|status| runtime(status, None, None)));
     parts.sort_by_key(|part| Reverse(part.verdict));
     parts
 }
@@ -116,13 +109,10 @@ fn known_failures(console: &Console) -> Vec<Finding> {
             checks::database_failed(&console.config, &error),
         ));
     }
-    let certificate = monitoring
-        .acceptor
-        .as_ref()
-        .map(|acceptor| acceptor.certificate());
-    let judged =
-        certificate.and_then(|certificate| checks::judge_certificate(&certificate, when::now()));
-    failures.extend(judged.filter(|finding| finding.status == Verdict::Fail));
+    if let Some(acceptor) = &monitoring.acceptor {
+        let finding = checks::judge_certificate(&acceptor.certificate(), when::now());
+        failures.extend(finding.filter(|finding| finding.status == Verdict::Fail));
+    }
     failures
 }
 

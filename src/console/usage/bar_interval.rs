@@ -3,8 +3,7 @@
 use time::{Date, Month, OffsetDateTime};
 
 use crate::ledger::Span;
-use crate::when::Range;
-use crate::when::{self, DAY, HOUR};
+use crate::when::{self, DAY, HOUR, Range};
 
 /// 1970-01-05, the first Monday.
 const MONDAY: i64 = 4 * DAY;
@@ -41,13 +40,13 @@ impl BarInterval {
     /// Returns the shortest interval that is no shorter than the span and needs few enough bars for
     /// the range, with what each bar covers. The range may cut the first and the last.
     pub fn fitting(range: Range, span: Span) -> (Self, Vec<Range>) {
-        let is_long = |interval: Self| !matches!(interval, Self::Seconds(s) if s < span.seconds());
-        let fits =
-            |(interval, most): (Self, usize)| Some((interval, interval.divide(range, most)?));
+        let divide = |(interval, most): (Self, usize)| match interval {
+            Self::Seconds(seconds) if seconds < span.seconds() => None,
+            _ => Some((interval, interval.divide(range, most)?)),
+        };
         Self::ALL
             .into_iter()
-            .filter(|(interval, _)| is_long(*interval))
-            .find_map(fits)
+            .find_map(divide)
             .expect("there may be any number of years")
     }
 

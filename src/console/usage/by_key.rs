@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use maud::{Markup, html};
 
 use super::report::{KeyUsage, UsageReport, tokens};
-use super::view::{COLUMNS, UsageView};
+use super::view::{COLUMNS, DEFAULT_ORDER, UsageView};
 use crate::console::html::{
     format::{figure, rate},
     table::{Pages, SortOrder, scrolling},
@@ -48,16 +48,10 @@ pub fn section(view: &UsageView, report: &UsageReport, page: usize) -> Markup {
 fn table(view: &UsageView, report: &UsageReport, pages: &Pages) -> Markup {
     let mut keys: Vec<&KeyUsage> = report.keys.iter().collect();
     keys.sort_by(|a, b| compare(view.order, a, b));
-    let headings = COLUMNS.map(|column| {
-        let sorted = UsageView {
-            order: view.order.after_click(&column),
-            ..view.clone()
-        };
-        view.order.heading(
-            &column,
-            column.heading,
-            &format!("{}#by-key", sorted.address("/usage")),
-        )
+    let headings = COLUMNS.map(|(first_click, heading)| {
+        let sort = view.order.after_click(first_click).field(DEFAULT_ORDER);
+        let link = view.address_with("/usage", "sort", &sort) + "#by-key";
+        view.order.heading(first_click.column, heading, &link)
     });
     let cells = |key: &KeyUsage| {
         let KeyUsage {
@@ -67,13 +61,10 @@ fn table(view: &UsageView, report: &UsageReport, pages: &Pages) -> Markup {
             ..
         } = key;
         let [prompt, completion, total] = tokens(selected);
-        let key_view = UsageView {
-            key: Some(key.id.clone()),
-            ..view.clone()
-        };
+        let address = |path| view.address_with(path, "key", &key.id);
         vec![
-            html! { a.text href=(key_view.address("/usage")) { (name) } },
-            html! { a href=(key_view.address("/requests")) { (grouped(selected.requests)) } },
+            html! { a.text href=(address("/usage")) { (name) } },
+            html! { a href=(address("/requests")) { (grouped(selected.requests)) } },
             html! { (rate(all.succeeded(), all.requests)) },
             html! { (figure(prompt)) },
             html! { (figure(completion)) },
@@ -91,7 +82,6 @@ fn table(view: &UsageView, report: &UsageReport, pages: &Pages) -> Markup {
 mod tests {
     use super::*;
     use crate::console::usage::bar_interval::BarInterval;
-    use crate::console::usage::view::DEFAULT_ORDER;
     use crate::console::usage::view::tests::view;
     use crate::ledger::Sums;
 

@@ -72,14 +72,12 @@ fn words(view: &UsageView, keys: &[Key]) -> [String; 7] {
     let key = keys
         .iter()
         .find(|key| view.key.as_ref() == Some(&key.id))
-        .map(|key| {
-            let is_unique = keys.iter().filter(|other| other.name == key.name).count() == 1;
-            if is_unique {
-                key.name.clone()
-            } else {
-                named(key)
-            }
-        });
+        .map(
+            |key| match keys.iter().filter(|other| other.name == key.name).count() {
+                1 => key.name.clone(),
+                _ => named(key),
+            },
+        );
     let outcome = match view.outcome.as_str() {
         "ok" => "succeeded",
         "failed" => "errors",
@@ -141,13 +139,6 @@ fn matching_keys(view: &UsageView, address: &str, keys: &[Key]) -> Markup {
         .iter()
         .filter(|key| is_match(key, &view.key_text))
         .collect();
-    let key_address = |key: &Key| {
-        UsageView {
-            key: Some(key.id.clone()),
-            ..view.clone()
-        }
-        .address(address)
-    };
     html! {
         p.notice {
             @match matching.len() {
@@ -156,7 +147,7 @@ fn matching_keys(view: &UsageView, address: &str, keys: &[Key]) -> Markup {
                     (count(number as i64, "key")) " match. Choose one: "
                     @for (number, key) in matching.iter().take(KEYS_OFFERED).enumerate() {
                         @if number > 0 { ", " }
-                        a.text href=(key_address(key)) { (named(key)) }
+                        a.text href=(view.address_with(address, "key", &key.id)) { (named(key)) }
                     }
                 }
             }

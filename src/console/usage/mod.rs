@@ -24,9 +24,8 @@ pub fn page(operator: &Operator) -> PageResult {
         console, request, ..
     } = *operator;
     let keys = console.store.keys.list()?;
-    let view = UsageView::from_request(operator)?
+    let view = UsageView::from_request(operator, &keys)?
         .without_row_filters()
-        .with_key(&console.store, &keys)?
         .answerable(&console.store)?;
     let report = UsageReport::read(&console.store, &view, &keys, request.now)?;
     let page = request.query.get("page").parse().unwrap_or(1);
@@ -83,8 +82,7 @@ fn cards(view: &UsageView, report: &UsageReport) -> Markup {
     let [prompt, completion, total] = tokens(selected);
     let [median, p95, p99] = [0.5, 0.95, 0.99]
         .map(|share| percentile(durations, share).map_or("–".into(), format::exact_duration));
-    let requests =
-        |outcome: &str, text: String| html! { a href=(view.requests_address(outcome)) { (text) } };
+    let requests = |outcome: &str, text: String| html! { a href=(view.address_with("/requests", "outcome", outcome)) { (text) } };
     let base = match view.outcome.as_str() {
         "" => requests("ok", format!("{} succeeded", grouped(all.succeeded()))),
         _ => requests("", format!("of {}", grouped(all.requests))),
@@ -121,17 +119,13 @@ fn cards(view: &UsageView, report: &UsageReport) -> Markup {
 }
 
 fn errors(view: &UsageView, report: &UsageReport) -> Markup {
-    let cells = |(status, code, requests): &(Option<i64>, String, i64)| {
-        let address = UsageView {
-            outcome: code.clone(),
-            ..view.clone()
-        }
-        .address("/usage");
+    let cells = |((status, code), requests): &((Option<i64>, String), i64)| {
+        let address = |path| view.address_with(path, "outcome", code);
         vec![
             // A phone breaks the line after a word of the code.
-            html! { a href=(address) { @for word in code.split_inclusive('_') { (word) wbr; } } },
+            html! { a href=(address("/usage")) { @for word in code.split_inclusive('_') { (word) wbr; } } },
             html! { @match status { Some(status) => (status), None => "–" } },
-            html! { a href=(view.requests_address(code)) { (grouped(*requests)) } },
+            html! { a href=(address("/requests")) { (grouped(*requests)) } },
             html! { (rate(*requests, report.all.requests)) },
         ]
     };

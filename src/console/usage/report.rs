@@ -11,8 +11,7 @@ use crate::keys::Key;
 use crate::ledger::{Span, Sums};
 use crate::store::Store;
 use crate::text::count;
-use crate::when::Range;
-use crate::when::{DAY, HOUR};
+use crate::when::{DAY, HOUR, Range};
 
 /// The number of keys that have a colour of their own in a chart; the others share one.
 const KEYS_IN_CHART: usize = 4;
@@ -63,7 +62,7 @@ pub struct UsageReport {
     pub step: BarInterval,
     pub bars: Vec<Bar>,
     /// Status, code and number of requests, the most frequent first.
-    pub errors: Vec<(Option<i64>, String, i64)>,
+    pub errors: Vec<((Option<i64>, String), i64)>,
     /// The keys with most tokens first.
     pub keys: Vec<KeyUsage>,
     /// The milliseconds that the newest completions took, in ascending order, whatever the wanted
@@ -149,11 +148,8 @@ impl UsageReport {
                 key.selected.add(&row.sums);
                 key.bars[at].add(&row.sums);
             })?;
-        let mut errors: Vec<_> = errors
-            .into_iter()
-            .map(|((status, code), count)| (status, code, count))
-            .collect();
-        errors.sort_by_key(|(_, _, count)| -count);
+        let mut errors: Vec<_> = errors.into_iter().collect();
+        errors.sort_by_key(|(_, count)| -count);
         let mut keys: Vec<_> = by_key
             .into_values()
             .filter(|key| key.selected.requests > 0)

@@ -10,8 +10,7 @@ use super::report::{ResultKind, UsageReport, span};
 use super::view::UsageView;
 use crate::ledger::Span;
 use crate::text::{count, grouped};
-use crate::when::Range;
-use crate::when::{DAY, HOUR};
+use crate::when::{DAY, HOUR, Range};
 
 type Format = &'static [BorrowedFormatItem<'static>];
 
@@ -76,8 +75,8 @@ fn tokens(report: &UsageReport) -> Option<Chart> {
 const LABELS: usize = 7;
 
 pub fn axis(view: &UsageView, report: &UsageReport, now: i64) -> Vec<AxisBar> {
-    let (step, ranges) = (report.step, report.bars.iter().map(|bar| bar.range));
-    let ranges: Vec<Range> = ranges.collect();
+    let step = report.step;
+    let ranges: Vec<Range> = report.bars.iter().map(|bar| bar.range).collect();
     let bar = |(index, range): (usize, &Range)| {
         let is_present = (range.since..range.until).contains(&now);
         AxisBar {
@@ -109,28 +108,23 @@ fn label(step: BarInterval, bar: Range) -> String {
         BarInterval::Year if step.is_whole(bar) => return formatted(bar.since, YEAR_FORMAT),
         _ => {}
     }
-    let days = [bar.since, bar.until - 1].map(|time| formatted(time, DAY_FORMAT));
-    let is_within = |unit: Format| formatted(bar.since, unit) == formatted(bar.until - 1, unit);
-    let has_seconds = bar.since % 60 != 0 || bar.until % 60 != 0;
-    let clock = |time| {
-        formatted(
-            time,
-            if has_seconds {
-                SECOND_FORMAT
-            } else {
-                CLOCK_FORMAT
-            },
-        )
+    let is_multiple = |unit: i64| bar.since % unit == 0 && bar.until % unit == 0;
+    let ends = |format| [bar.since, bar.until - 1].map(|time| formatted(time, format));
+    let clock_format = if is_multiple(60) {
+        CLOCK_FORMAT
+    } else {
+        SECOND_FORMAT
     };
-    let [first, last] = &days;
-    let text = match (bar.since % DAY == 0 && bar.until % DAY == 0, first == last) {
-        (true, true) => first.clone(),
-        (true, false) if is_within(MONTH_FORMAT) => {
-            format!("{first}–{}", last.split(' ').next_back().unwrap_or(last))
+    let [from, to] = [bar.since, bar.until].map(|time| formatted(time, clock_format));
+    let ([first, last], [first_month, last_month]) = (ends(DAY_FORMAT), ends(MONTH_FORMAT));
+    let text = match (is_multiple(DAY), first == last) {
+        (true, true) => first,
+        (true, false) if first_month == last_month => {
+            format!("{first}–{}", last.split(' ').next_back().unwrap_or(&last))
         }
         (true, false) => format!("{first} – {last}"),
-        (false, true) => format!("{first} {}–{}", clock(bar.since), clock(bar.until)),
-        (false, false) => format!("{first} {} – {last} {}", clock(bar.since), clock(bar.until)),
+        (false, true) => format!("{first} {from}–{to}"),
+        (false, false) => format!("{first} {from} – {last} {to}"),
     };
     // Long ranges have the same days in several years.
     match step {
@@ -168,14 +162,12 @@ fn tick(step: BarInterval, ranges: &[Range], bar: usize) -> Option<String> {
             let step = smallest(&[1, 2, 3, 6, 12]).min(12);
             let month =
                 OffsetDateTime::from_unix_timestamp(start).map_or(1, |time| u8::from(time.month()));
-            (
-                if step == 12 {
-                    YEAR_FORMAT
-                } else {
-                    MONTH_FORMAT
-                },
-                (usize::from(month) - 1) % step == 0,
-            )
+            let format = if step == 12 {
+                YEAR_FORMAT
+            } else {
+                MONTH_FORMAT
+            };
+            (format, (usize::from(month) - 1) % step == 0)
         }
         BarInterval::Year => (YEAR_FORMAT, bar.is_multiple_of(smallest(&[1, 2, 5, 10]))),
     };

@@ -13,8 +13,7 @@ use crate::database::DatabaseError;
 use crate::keys::{Key, SecretUse};
 use crate::ledger::{Filter, Matching, RowFilter};
 use crate::store::Store;
-use crate::when::Range;
-use crate::when::{self, DAY, When, interval_end};
+use crate::when::{self, DAY, Range, When, interval_end};
 
 /// The ranges that are offered beside two times.
 pub const CHOICES: [(&str, &str); 8] = [
@@ -30,19 +29,16 @@ pub const CHOICES: [(&str, &str); 8] = [
 
 /// The columns of the table by key.
 pub const COLUMNS: [SortColumn; 7] = [
-    SortColumn::ascending("key", "Key"),
-    SortColumn::descending("requests", "Requests"),
-    SortColumn::descending("success", "Succeeded"),
-    SortColumn::descending("in", "Tokens in"),
-    SortColumn::descending("out", "Tokens out"),
-    SortColumn::descending("tokens", "Total tokens"),
-    SortColumn::descending("share", "Share of tokens"),
+    (SortOrder::ascending("key"), "Key"),
+    (SortOrder::descending("requests"), "Requests"),
+    (SortOrder::descending("success"), "Succeeded"),
+    (SortOrder::descending("in"), "Tokens in"),
+    (SortOrder::descending("out"), "Tokens out"),
+    (SortOrder::descending("tokens"), "Total tokens"),
+    (SortOrder::descending("share"), "Share of tokens"),
 ];
 
-pub const DEFAULT_ORDER: SortOrder = SortOrder {
-    column: "tokens",
-    is_descending: true,
-};
+pub const DEFAULT_ORDER: SortOrder = SortOrder::descending("tokens");
 
 /// The codes that a row of the ledger can have.
 pub const CODES: [&str; 7] = [
@@ -88,8 +84,8 @@ pub struct UsageView {
 }
 
 impl UsageView {
-    /// The view that an address asks for.
-    pub fn from_request(operator: &Operator) -> Result<Self, PageError> {
+    /// The view that an address asks for, of one of these keys or all.
+    pub fn from_request(operator: &Operator, keys: &[Key]) -> Result<Self, PageError> {
         let Operator {
             console, request, ..
         } = *operator;
@@ -104,7 +100,7 @@ impl UsageView {
                 "the range is longer than 60 years, or begins before 1970.".into(),
             ));
         }
-        Ok(view)
+        Ok(view.with_key(&console.store, keys)?)
     }
 
     /// Reads a query; a bound of the range may be open. Fails if the range can't be read or has not
@@ -144,9 +140,9 @@ impl UsageView {
             ("last-month", _) => when::month(this_month.since - 1).unwrap_or(Range::ALL),
             _ => Range::ALL,
         };
-        let outcome = query.get("outcome");
         let gateway = Some(query.get("gateway")).filter(|name| (1..=64).contains(&name.len()));
-        let is_known = matches!(outcome, "ok" | "failed") || CODES.contains(&outcome);
+        let is_known = |word: &&str| matches!(*word, "ok" | "failed") || CODES.contains(word);
+        let outcome = Some(query.get("outcome")).filter(is_known);
         Ok(Self {
             choice,
             range,
@@ -154,11 +150,7 @@ impl UsageView {
             key: None,
             key_text: query.text("key", LONGEST_KEY_TEXT),
             gateway: gateway.map(String::from),
-            outcome: if is_known {
-                outcome.into()
-            } else {
-                String::new()
-            },
+            outcome: outcome.unwrap_or_default().into(),
             cause: query.text("cause", LONGEST_CAUSE),
             least_ms: query.get("least").parse().ok(),
             most_ms: query.get("most").parse().ok(),
@@ -273,18 +265,20 @@ impl UsageView {
         }
     }
 
-    /// The requests of this view with an outcome.
-    pub fn requests_address(&self, outcome: &str) -> String {
-        Self {
-            outcome: outcome.into(),
-            ..self.clone()
+    /// The address of this view with another value of a field.
+    pub fn address_with(&self, path: &str, field: &str, value: &str) -> String {
+        let mut fields = self.fields();
+        for (name, old) in &mut fields {
+            if *name == field {
+                *old = value.into();
+            }
         }
-        .address("/requests")
+        link(path, fields)
     }
 
     /// This view with the key that its text means, if it means one: as the key's field has it, with
     /// its mark at the end, or as the commands take it, or by a part of its name.
-    pub fn with_key(self, store: &Store, keys: &[Key]) -> Result<Self, DatabaseError> {
+    fn with_key(self, store: &Store, keys: &[Key]) -> Result<Self, DatabaseError> {
         if self.key_text.is_empty() {
             return Ok(self);
         }
@@ -308,7 +302,6 @@ impl UsageView {
     }
 }
 
-/// Reads a bound of the range.
 fn time(query: &Form, name: &str) -> Result<Option<When>, String> {
     let text = query.get(name);
     let time = When::parse(text).filter(|when| matches!(when, When::Date(_) | When::Time(_)));
