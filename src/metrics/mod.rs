@@ -316,40 +316,31 @@ fn shed(text: &mut MetricsText, load: &Snapshot) {
         "Connections accepted.",
     )
     .with("", load.accepted);
-    let families: [(&str, &str, &[(&str, LoadEvent)]); 3] = [
-        (
-            "adriaticum_connections_shed_total",
-            "Connections closed because there was no room: new ones, and unfinished or idle ones that were evicted.",
-            &[
-                ("which=\"new\"", LoadEvent::Rejected),
-                ("which=\"unfinished\"", LoadEvent::UnfinishedEvicted),
-                ("which=\"idle\"", LoadEvent::IdleEvicted),
-            ],
-        ),
-        (
-            "adriaticum_requests_shed_total",
-            "Requests answered 503 because there was no room.",
-            &[
-                ("reason=\"queue\"", LoadEvent::QueueFull),
-                ("reason=\"console\"", LoadEvent::ConsoleFull),
-                ("reason=\"buffer\"", LoadEvent::BuffersFull),
-            ],
-        ),
-        (
-            "adriaticum_requests_abandoned_total",
-            "Requests whose client went away before their answer.",
-            &[
-                ("phase=\"waiting\"", LoadEvent::AbandonedWaiting),
-                ("phase=\"running\"", LoadEvent::AbandonedRunning),
-            ],
-        ),
-    ];
-    for (name, help, samples) in families {
-        let family = text.counter(name, help);
-        for (label, event) in samples {
-            family.with(label, load.count_of(*event));
-        }
-    }
+    let help = "Connections closed because there was no room: new ones, and unfinished or idle ones that were evicted.";
+    text.counter("adriaticum_connections_shed_total", help)
+        .with("which=\"new\"", load.count_of(LoadEvent::Rejected))
+        .with(
+            "which=\"unfinished\"",
+            load.count_of(LoadEvent::UnfinishedEvicted),
+        )
+        .with("which=\"idle\"", load.count_of(LoadEvent::IdleEvicted));
+    text.counter(
+        "adriaticum_requests_shed_total",
+        "Requests answered 503 because there was no room.",
+    )
+    .with("reason=\"queue\"", load.count_of(LoadEvent::QueueFull))
+    .with("reason=\"console\"", load.count_of(LoadEvent::ConsoleFull))
+    .with("reason=\"buffer\"", load.count_of(LoadEvent::BuffersFull));
+    let help = "Requests whose client went away before their answer.";
+    text.counter("adriaticum_requests_abandoned_total", help)
+        .with(
+            "phase=\"waiting\"",
+            load.count_of(LoadEvent::AbandonedWaiting),
+        )
+        .with(
+            "phase=\"running\"",
+            load.count_of(LoadEvent::AbandonedRunning),
+        );
 }
 
 fn write_runtimes(text: &mut MetricsText, runtimes: &[RuntimeStatus]) {
