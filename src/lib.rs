@@ -4,15 +4,14 @@
 //!
 //! - `cli` reads the command line, `config` the settings.
 //! - `listener` reads requests from the sockets on one thread and queues the complete ones for a
-//!   fixed pool of workers;
-//!   `http` parses and encodes.
+//!   fixed pool of workers; `http` parses and encodes.
 //! - `pipeline` reads the head of a request and decides: answer at once, API or console. It takes a
 //!   request through the steps of `api`, in the order of error precedence. `console` serves the
 //!   operator.
 //! - `grounding` decides whether an answer needs facts and quotes the passages that `search` finds,
 //!   `runtime` calls the inference runtime, both through `client`.
 //! - `ledger` appends the row, `keys` knows the keys and their budgets, `audit` who changed what;
-//!   `database` runs their SQL. `recovery` restores and moves a database.
+//!   `store` opens the three, and `database` runs their SQL. `recovery` restores and moves a database.
 //! - `background` makes test writes, probes failed runtimes, removes old rows and keeps the
 //!   heartbeat of a gateway.
 //! - `metrics` counts requests and their outcomes; `monitoring` serves them, and answers health
@@ -24,8 +23,7 @@
 //!
 //! - A client costs a buffer, never a thread; every buffer, queue and timeout has a bound.
 //! - A 200 is sent only after its row is durable, with its place in the chain and in the sums. A
-//!   token figure is the
-//!   runtime's or null.
+//!   token figure is the runtime's or null.
 //! - No prompt, completion or secret is logged or stored.
 
 #![forbid(unsafe_code)]

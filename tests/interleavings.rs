@@ -6,7 +6,7 @@
 mod group_commit;
 
 /// What group commit is made of.
-mod sync {
+mod sync_shim {
     pub use shuttle::sync::{Mutex, MutexGuard};
     pub use shuttle::thread;
 }

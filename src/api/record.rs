@@ -21,7 +21,7 @@ pub struct Record {
     /// The cost of the calls to the runtime.
     pub cost: RequestCost,
     /// The time of the write to the ledger.
-    pub ledger: Option<Duration>,
+    pub ledger_time: Option<Duration>,
     /// The client went away before there was an outcome.
     pub is_abandoned: bool,
     /// It was refused because the ledger is unavailable.
@@ -47,7 +47,7 @@ impl Record {
             received,
             client,
             cost: RequestCost::default(),
-            ledger: None,
+            ledger_time: None,
             is_abandoned: false,
             has_no_row: false,
             is_quiet: false,
@@ -84,7 +84,7 @@ impl Record {
             ("queue", self.row.queue_ms),
             ("search", self.row.search_ms),
             ("runtime", self.row.runtime_ms),
-            ("ledger", self.ledger.map(milliseconds)),
+            ("ledger", self.ledger_time.map(milliseconds)),
             ("total", Some(milliseconds(self.received.elapsed()))),
         ];
         let format = |(name, time): (&str, Option<f64>)| Some(format!("{name};dur={:.3}", time?));
@@ -118,7 +118,7 @@ impl Record {
             or_dash(row.duration_ms),
             or_dash(row.queue_ms),
             or_dash(row.runtime_ms),
-            or_dash(self.ledger.map(milliseconds)),
+            or_dash(self.ledger_time.map(milliseconds)),
             or_dash(row.tokens.prompt_tokens),
             or_dash(row.tokens.completion_tokens),
             or_dash(row.tokens.total_tokens),

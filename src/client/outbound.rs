@@ -117,7 +117,7 @@ impl Transport for OutboundConnection {
 
 impl fmt::Debug for OutboundConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Connection(…)")
+        f.write_str("OutboundConnection(…)")
     }
 }
 

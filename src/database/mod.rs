@@ -5,6 +5,7 @@
 //! SQL that both accept. What runs in a transaction, and what follows if the answer to a commit was
 //! lost, is the same for both.
 
+mod access;
 mod error;
 mod location;
 pub mod postgres;
@@ -16,12 +17,13 @@ mod value;
 
 use std::time::{Duration, Instant};
 
+pub use access::Access;
 pub use error::{BackupError, DatabaseError, LockError, Result};
 pub use location::DatabaseLocation;
 use postgres::Postgres;
 use postgres::session::PgSession;
 pub use postgres::uri::DatabaseUri;
-pub use schema::{Access, Schema};
+pub use schema::Schema;
 pub use session::Session;
 use sqlite::Sqlite;
 pub use sqlite::WalFigures;

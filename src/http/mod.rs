@@ -1,4 +1,5 @@
-//! The wire: bytes to requests, responses to bytes. Nothing here knows of sockets or of the API.
+//! The wire: bytes to requests, responses to bytes. Nothing here knows of sockets or of the API's
+//! format.
 
 pub mod body;
 pub mod head;

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::sync::{Mutex, MutexGuard, thread};
+use super::sync_shim::{Mutex, MutexGuard, thread};
 
 pub struct GroupCommit<T, R>(Mutex<ItemQueue<T, R>>);
 

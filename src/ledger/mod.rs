@@ -19,7 +19,7 @@ mod schema;
 mod serve_lock;
 mod sums;
 mod sums_check;
-mod sync;
+mod sync_shim;
 mod test_write;
 mod verify;
 

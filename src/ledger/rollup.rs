@@ -1,4 +1,4 @@
-//! The rollup: sums of the rows by hour and by day. sums.rs reads it.
+//! The rollup: sums of the rows by hour and by day. report.rs reads it.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;

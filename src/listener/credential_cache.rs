@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use super::queue::{CACHED, LaneName};
+use super::queue::{LaneName, MAX_CACHED};
 use crate::mutex::lock;
 use crate::secret::SecretDigest;
 
@@ -26,7 +26,7 @@ impl CredentialCache {
     pub fn insert(&self, digest: SecretDigest, name: Arc<str>) {
         let mut lanes = lock(&self.0);
         lanes.insert(digest, (name, Instant::now()));
-        if lanes.len() > CACHED {
+        if lanes.len() > MAX_CACHED {
             let oldest = lanes
                 .iter()
                 .min_by_key(|(_, (_, used))| *used)
@@ -48,9 +48,9 @@ mod tests {
     fn a_thousand_digests_are_remembered() {
         let cache = CredentialCache::default();
         let digest = |number: usize| SecretDigest::of(&number.to_string());
-        (0..CACHED).for_each(|number| cache.insert(digest(number), "a".into()));
+        (0..MAX_CACHED).for_each(|number| cache.insert(digest(number), "a".into()));
         assert!(cache.use_lane(&digest(0)).is_some(), "this use counts");
-        cache.insert(digest(CACHED), "b".into());
+        cache.insert(digest(MAX_CACHED), "b".into());
         assert_eq!(
             (
                 cache.use_lane(&digest(1)),
@@ -62,7 +62,7 @@ mod tests {
         assert_eq!(
             (
                 cache.use_lane(&digest(0)),
-                cache.use_lane(&digest(CACHED)).as_deref()
+                cache.use_lane(&digest(MAX_CACHED)).as_deref()
             ),
             (None, Some("b"))
         );

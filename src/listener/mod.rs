@@ -1,8 +1,8 @@
 //! The listener: one thread that accepts connections and reads requests without ever waiting for a
 //! client, and a fixed pool of workers that answer the complete ones.
 //!
-//! A client costs a buffer, never a thread. Every buffer, count and time has its limit in
-//! [`Limits`].
+//! A client costs a buffer, never a thread. Every buffer, count and time has a limit: those that
+//! depend on the settings are in [`Limits`], constants beside the code that they bound.
 
 mod connection;
 mod credential_cache;
@@ -81,12 +81,12 @@ pub trait Service: Send + Sync + 'static {
 #[derive(Clone, Debug)]
 pub struct Admission {
     pub destination: Destination,
-    /// The lane of a request whose credential is unknown; `None` is the lane that all of them
-    /// share.
+    /// The lane in which the request waits as long as its key is not known: that of a browser, or
+    /// `None`, which all unknown clients share.
     pub lane: Option<Arc<str>>,
     /// The network of an unknown client. If too many requests of unknown clients wait, the network
     /// that sent most loses one.
-    pub origin: Option<ClientNetwork>,
+    pub client_network: Option<ClientNetwork>,
     /// One of these runs at a time, whatever its lane. The others wait without a thread.
     pub exclusive: bool,
 }
@@ -96,7 +96,7 @@ impl Admission {
         Self {
             destination,
             lane: None,
-            origin: None,
+            client_network: None,
             exclusive: false,
         }
     }

@@ -91,7 +91,7 @@ impl ListenerState {
     }
 
     /// The queue and the lane of a complete request.
-    pub(super) fn place(&self, admission: &Admission) -> (&FairQueue, LaneName) {
+    pub(super) fn select_queue(&self, admission: &Admission) -> (&FairQueue, LaneName) {
         let credential = admission.destination.credential();
         let known = credential.and_then(|digest| self.credentials.use_lane(&digest));
         let queue = match admission.destination {

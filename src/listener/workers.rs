@@ -148,7 +148,7 @@ fn look_up_key(state: &ListenerState, service: &impl Service, job: Job) {
     }
 }
 
-/// Moves a request to the lane of its key. If that is full, answers the one that is shed.
+/// Moves a request to the lane of its key. If the queue is full, answers the one that is shed.
 fn move_to_lane(state: &ListenerState, service: &impl Service, job: Job, lane: Lane) {
     let name = Some(lane.name.into());
     let shed = state.api.push(Job {

@@ -80,7 +80,7 @@ impl Default for Started {
 }
 
 impl Metrics {
-    /// The requests that workers have answered, also with an error.
+    /// The requests that were answered, also with an error.
     pub fn served(&self) -> u64 {
         self.completions.get() + self.errors.iter().map(Counter::get).sum::<u64>()
     }
@@ -150,10 +150,10 @@ impl Metrics {
         let mut text = MetricsText::default();
         self.counts(&mut text);
         self.times(&mut text);
-        gauges(&mut text, load, ledger);
-        shed(&mut text, load);
+        write_gauges(&mut text, load, ledger);
+        write_shed(&mut text, load);
         write_runtimes(&mut text, runtimes);
-        budgets(&mut text, keys);
+        write_budgets(&mut text, keys);
         let help =
             "When the certificate of new connections expires, in Unix time; no sample without TLS.";
         let family = text.family(
@@ -249,7 +249,7 @@ impl Metrics {
 }
 
 /// Writes the listener's load and its limits, and the state of the ledger.
-fn gauges(text: &mut MetricsText, load: &Snapshot, ledger: LedgerGauges) {
+fn write_gauges(text: &mut MetricsText, load: &Snapshot, ledger: LedgerGauges) {
     let Snapshot {
         workers,
         queue,
@@ -310,7 +310,7 @@ fn gauges(text: &mut MetricsText, load: &Snapshot, ledger: LedgerGauges) {
     }
 }
 
-fn shed(text: &mut MetricsText, load: &Snapshot) {
+fn write_shed(text: &mut MetricsText, load: &Snapshot) {
     text.counter(
         "adriaticum_connections_accepted_total",
         "Connections accepted.",
@@ -367,7 +367,7 @@ fn write_runtimes(text: &mut MetricsText, runtimes: &[RuntimeStatus]) {
 }
 
 /// Writes two gauges for each key, which an alert compares.
-fn budgets(text: &mut MetricsText, keys: &[Key]) {
+fn write_budgets(text: &mut MetricsText, keys: &[Key]) {
     let mut budgets: Vec<(&Key, KeyBudget)> = keys
         .iter()
         .filter_map(|key| Some((key, key.budget?)))
@@ -547,7 +547,7 @@ mod tests {
             }),
             ..Key::example()
         };
-        budgets(
+        write_budgets(
             &mut text,
             &(0..=MOST_BUDGETS as i64)
                 .map(key)

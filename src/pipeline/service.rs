@@ -37,7 +37,7 @@ impl Service for Pipeline {
         }
         match self.check_head(head) {
             Ok(digest) => Ok(Admission {
-                origin: client.peer.map(ClientNetwork::from),
+                client_network: client.peer.map(ClientNetwork::from),
                 ..Admission::new(Destination::Api(digest))
             }),
             Err(failure) => {

@@ -144,9 +144,9 @@ pub fn read_answer(bytes: &[u8]) -> Result<Generated, RuntimeError> {
         .and_then(|raw| serde_json::from_str(raw.get()).ok())
         .unwrap_or_default();
     let tokens = Tokens {
-        prompt_tokens: figure(usage.prompt_tokens),
-        completion_tokens: figure(usage.completion_tokens),
-        total_tokens: figure(usage.total_tokens),
+        prompt_tokens: token_count(usage.prompt_tokens),
+        completion_tokens: token_count(usage.completion_tokens),
+        total_tokens: token_count(usage.total_tokens),
     };
     Ok(Generated {
         content,
@@ -165,11 +165,11 @@ fn finish_reason(raw: Option<&RawValue>) -> Option<String> {
 }
 
 /// A token figure; `None` if it is not a plausible one.
-fn figure(raw: Option<&RawValue>) -> Option<i64> {
+fn token_count(raw: Option<&RawValue>) -> Option<i64> {
     raw?.get()
         .parse()
         .ok()
-        .filter(|&figure: &u32| figure <= MAX_FIGURE)
+        .filter(|&count: &u32| count <= MAX_FIGURE)
         .map(i64::from)
 }
 

@@ -40,7 +40,7 @@ impl KnownBrowsers {
     /// clients on this host: unknown clients can neither delay them nor take their places.
     pub fn admit(&self, client: ClientInfo, head: &RequestHead) -> Admission {
         let browser = cookies::digest(client, head, BROWSER).filter(|digest| self.contains(digest));
-        let (lane, origin) = match SignInSource::new(client, browser) {
+        let (lane, client_network) = match SignInSource::new(client, browser) {
             SignInSource::Browser(digest) => (Some(hex::encode(digest.0).into()), None),
             SignInSource::Loopback => (Some("loopback".into()), None),
             SignInSource::Unknown(address) => (None, address),
@@ -48,7 +48,7 @@ impl KnownBrowsers {
         Admission {
             destination: Destination::Console(cookies::digest(client, head, SESSION)),
             lane,
-            origin,
+            client_network,
             exclusive: (head.method(), head.path()) == ("POST", "/sign-in"),
         }
     }

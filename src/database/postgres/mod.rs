@@ -25,8 +25,9 @@ pub(super) use self::pool::TRY_WRITE;
 use self::schema::UPGRADE_TIMEOUT;
 use self::session::{PgSession, REPORT_TIMEOUT, STATEMENT_TIMEOUT};
 use self::uri::DatabaseUri;
+use super::access::Access;
 use super::error::Result;
-use super::schema::{Access, Schema};
+use super::schema::Schema;
 use super::session::Session;
 use super::statement::TransactionMode;
 

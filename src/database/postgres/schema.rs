@@ -8,8 +8,9 @@
 use std::time::Duration;
 
 use super::session::PgSession;
+use crate::database::access::Access;
 use crate::database::error::{DatabaseError, Result};
-use crate::database::schema::{Access, Schema};
+use crate::database::schema::Schema;
 use crate::database::session::Session;
 use crate::database::values;
 

@@ -1,4 +1,4 @@
-//! Values and errors of SQLite in terms of the store.
+//! Values and errors of SQLite as `SqlValue` and `DatabaseError`.
 
 use std::io;
 use std::sync::Arc;

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::lock::FileLock;
+use crate::database::access::Access;
 use crate::database::error::{DatabaseError, Result};
-use crate::database::schema::Access;
 use crate::files::with_suffix;
 
 pub struct Files {

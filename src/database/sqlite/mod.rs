@@ -29,8 +29,9 @@ use self::connection::{
 use self::database_files::Files;
 use self::read_only_file::ReadOnlyFile;
 use self::transaction::{APPEND_TIMEOUT, SqliteTransaction, WRITE_TIMEOUT, Writer};
+use super::access::Access;
 use super::error::{DatabaseError, Result};
-use super::schema::{Access, Schema};
+use super::schema::Schema;
 use super::statement::TransactionMode;
 use crate::progress::Progress;
 use crate::semaphore::Semaphore;

@@ -4,8 +4,9 @@ use rusqlite::{Connection, TransactionBehavior};
 
 use super::connection::while_running;
 use super::session::SqliteSession;
+use crate::database::access::Access;
 use crate::database::error::{DatabaseError, Result};
-use crate::database::schema::{Access, Schema};
+use crate::database::schema::Schema;
 use crate::database::session::Session;
 use crate::progress::Progress;
 

@@ -64,7 +64,7 @@ impl<S: Service> EventLoop<S> {
                 return false;
             };
             if let Some(job) = heaviest.shed() {
-                self.shed(&job, LoadEvent::BuffersFull);
+                self.answer_shed(&job, LoadEvent::BuffersFull);
             }
         }
         true

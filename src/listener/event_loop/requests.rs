@@ -47,7 +47,7 @@ impl<S: Service> EventLoop<S> {
             Destination::Console(_) => LoadEvent::ConsoleFull,
         };
         let state = Arc::clone(&self.state);
-        let (queue, lane) = state.place(&pending.admission);
+        let (queue, lane) = state.select_queue(&pending.admission);
         let cancellation = pending.cancellation.clone();
         let job = Job {
             connection: index,
@@ -57,17 +57,17 @@ impl<S: Service> EventLoop<S> {
         let bytes = job.bytes();
         let own = queue.lane_bytes(&job.lane) + bytes;
         if !self.reserve_bytes(bytes, own, job.lane.is_some()) {
-            return self.shed(&job, LoadEvent::BuffersFull);
+            return self.answer_shed(&job, LoadEvent::BuffersFull);
         }
         self.connections[index].pending = Some((cancellation, bytes));
         self.account(index);
         if let Some(job) = queue.push(job) {
-            self.shed(&job, full);
+            self.answer_shed(&job, full);
         }
     }
 
     /// Answers a complete request for which there is no capacity.
-    pub(super) fn shed(&mut self, job: &Job, event: LoadEvent) {
+    pub(super) fn answer_shed(&mut self, job: &Job, event: LoadEvent) {
         self.state.count(event);
         let cause = if event == LoadEvent::BuffersFull {
             FailureCause::BuffersFull

@@ -38,8 +38,8 @@ impl Job {
             .is_some_and(|pending| pending.admission.exclusive)
     }
 
-    pub fn origin(&self) -> Option<ClientNetwork> {
-        self.pending()?.admission.origin
+    pub fn client_network(&self) -> Option<ClientNetwork> {
+        self.pending()?.admission.client_network
     }
 
     /// The memory of its request.

@@ -7,7 +7,7 @@ use crate::network::ClientNetwork;
 
 /// The lanes, networks and credentials that are kept without a request: unknown clients can't use
 /// up the memory.
-pub const CACHED: usize = 1024;
+pub const MAX_CACHED: usize = 1024;
 
 /// The limits of a queue.
 #[derive(Clone, Copy)]
@@ -33,7 +33,7 @@ pub struct QueueState {
     pub idle: usize,
     pub is_closed: bool,
     /// The number of requests that each unknown client has sent.
-    pub origins: HashMap<ClientNetwork, u64>,
+    pub sent: HashMap<ClientNetwork, u64>,
 }
 
 #[derive(Default)]
@@ -74,13 +74,13 @@ impl QueueState {
             exclusive_runs: false,
             idle: 0,
             is_closed: false,
-            origins: HashMap::new(),
+            sent: HashMap::new(),
         }
     }
 
     /// A lane stays when it is not used, as long as there are not too many.
     pub fn lane(&mut self, name: &LaneName) -> &mut LaneState {
-        if self.lanes.len() > CACHED && !self.lanes.contains_key(name) {
+        if self.lanes.len() > MAX_CACHED && !self.lanes.contains_key(name) {
             self.lanes.retain(|_, lane| !lane.is_unused());
         }
         self.lanes.entry(name.clone()).or_default()
@@ -90,9 +90,9 @@ impl QueueState {
     pub fn push(&mut self, job: Job) -> Option<Job> {
         let (name, is_request) = (job.lane.clone(), job.pending().is_some());
         if name.is_none()
-            && let Some(origin) = job.origin()
+            && let Some(network) = job.client_network()
         {
-            self.count_origin(origin);
+            self.count_request(network);
         }
         let lane = self.lane(&name);
         lane.bytes += job.bytes();
@@ -161,8 +161,8 @@ impl QueueState {
         let lane = self.lanes.get_mut(name)?;
         lane.shed += 1;
         let sent = |job: &Job| {
-            let origin = job.origin().filter(|_| name.is_none())?;
-            self.origins.get(&origin)
+            let network = job.client_network().filter(|_| name.is_none())?;
+            self.sent.get(&network)
         };
         let waiting = lane.waiting.iter().enumerate();
         let (place, _) = waiting.max_by_key(|(_, job)| sent(job))?;
@@ -201,12 +201,12 @@ impl QueueState {
             .cloned()
     }
 
-    fn count_origin(&mut self, origin: ClientNetwork) {
-        if self.origins.len() >= CACHED && !self.origins.contains_key(&origin) {
+    fn count_request(&mut self, network: ClientNetwork) {
+        if self.sent.len() >= MAX_CACHED && !self.sent.contains_key(&network) {
             // A client that floods is soon ahead of the others again.
-            self.origins.clear();
+            self.sent.clear();
         }
-        *self.origins.entry(origin).or_default() += 1;
+        *self.sent.entry(network).or_default() += 1;
     }
 
     /// Takes the turn of a lane if nothing waits in it. If nothing runs, its limit has to be read

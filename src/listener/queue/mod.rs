@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 pub(super) use self::job::{Job, LaneName, Work};
-pub(super) use self::lanes::{CACHED, Capacity};
+pub(super) use self::lanes::{Capacity, MAX_CACHED};
 
 use self::lanes::{LaneState, QueueState};
 use crate::mutex::lock;
@@ -439,7 +439,7 @@ pub(super) mod tests {
         let mut pool = TestPool::for_console(1, 16);
         let network = |number: u32| IpAddr::from(number.to_be_bytes()).into();
         let from = |number: u32| Admission {
-            origin: Some(network(number)),
+            client_network: Some(network(number)),
             ..unknown()
         };
         (1..=20).for_each(|number| pool.push(from(1), number));
@@ -459,8 +459,8 @@ pub(super) mod tests {
             [21, 31, 22, 23, 24, 25],
             "the others have places of their own"
         );
-        (0..CACHED as u32 + 1).for_each(|number| pool.push(from(number), number));
-        assert!(lock(&pool.queue.state).origins.len() <= CACHED);
+        (0..MAX_CACHED as u32 + 1).for_each(|number| pool.push(from(number), number));
+        assert!(lock(&pool.queue.state).sent.len() <= MAX_CACHED);
     }
 
     #[test]
@@ -572,10 +572,10 @@ pub(super) mod tests {
         assert_eq!(pool.order(), [1]);
         assert_eq!(pool.queue.take_used_lanes(), ["a".into()]);
         assert!(pool.queue.take_used_lanes().is_empty());
-        for number in 0..3 * CACHED as u32 {
+        for number in 0..3 * MAX_CACHED as u32 {
             pool.push(in_lane(&number.to_string()), number);
             pool.order();
-            assert!(lock(&pool.queue.state).lanes.len() <= CACHED + 1);
+            assert!(lock(&pool.queue.state).lanes.len() <= MAX_CACHED + 1);
         }
     }
 

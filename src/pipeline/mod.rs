@@ -1,6 +1,6 @@
-//! A request from its complete bytes to its response: the steps of `api`, one after the other, in
-//! the order of error precedence. One worker runs all of them, and every step blocks until it is
-//! done.
+//! A request from its head to its response: the steps of `api`, one after the other, in the order
+//! of error precedence. The event loop runs those that the head decides, one worker all others;
+//! there every step blocks until it is done.
 
 mod service;
 
@@ -106,7 +106,7 @@ impl Pipeline {
         }
         let started = Instant::now();
         let appended = self.store.ledger.append(record.row.clone());
-        record.ledger = Some(started.elapsed());
+        record.ledger_time = Some(started.elapsed());
         let Err(error) = appended else {
             return result;
         };
@@ -149,7 +149,7 @@ impl Pipeline {
             let error = failure.map(|failure| failure.error);
             let total = record.received.elapsed();
             self.metrics
-                .count_answer(&record.row, error, total, record.ledger);
+                .count_answer(&record.row, error, total, record.ledger_time);
         }
         self.metrics.count_search(&record.row);
         if !record.is_quiet {
