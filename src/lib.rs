@@ -11,7 +11,8 @@
 //! - `grounding` decides whether an answer needs facts and quotes the passages that `search` finds,
 //!   `runtime` calls the inference runtime, both through `client`.
 //! - `ledger` appends the row, `keys` knows the keys and their budgets, `audit` who changed what;
-//!   `store` opens the three, and `database` runs their SQL. `recovery` restores and moves a database.
+//!   `store` opens the three, and `database` runs their SQL. `recovery` restores and moves a
+//!   database.
 //! - `background` makes test writes, probes failed runtimes, removes old rows and keeps the
 //!   heartbeat of a gateway.
 //! - `metrics` counts requests and their outcomes; `monitoring` serves them, and answers health

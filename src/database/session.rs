@@ -38,8 +38,8 @@ impl Session<'_> {
         }
     }
 
-    /// Runs statements without parameters that are separated by semicolons. `{INT}` and the other words
-    /// of `DIALECT` stand for the engine's own.
+    /// Runs statements without parameters that are separated by semicolons. `{INT}` and the other
+    /// words of `DIALECT` stand for the engine's own.
     pub fn run_script(&self, script: &str) -> Result<()> {
         let script = DIALECT
             .iter()

@@ -33,8 +33,12 @@ fn is_invisible(c: char) -> bool {
 
 /// Makes one line of a text, with single spaces.
 pub fn one_line(text: &str) -> String {
-    let cleaned = clean(text);
-    cleaned.split_whitespace().collect::<Vec<_>>().join(" ")
+    // A list of the words would take many times the memory of a hostile text.
+    let mut line = String::new();
+    for word in clean(text).split_whitespace() {
+        line.extend([if line.is_empty() { "" } else { " " }, word]);
+    }
+    line
 }
 
 /// Cuts a text to at most so many characters, if possible at the end of a word.

@@ -121,13 +121,19 @@ impl SearXng {
 /// Makes a query without commands of the words: `!!` or `:de` at the beginning of a word loses its
 /// mark.
 fn query(words: &str) -> String {
-    let line = cleaning::one_line(words);
-    let plain: Vec<&str> = line
-        .split(' ')
-        .map(|word| word.trim_start_matches(['!', '?', ':', '<']))
-        .filter(|word| !word.is_empty())
-        .collect();
-    cleaning::cut(&plain.join(" "), MAX_QUERY).to_owned()
+    let mut plain = String::new();
+    for word in cleaning::clean(words).split_whitespace() {
+        let word = word.trim_start_matches(['!', '?', ':', '<']);
+        if !word.is_empty() {
+            plain.extend([if plain.is_empty() { "" } else { " " }, word]);
+        }
+        // A prompt may have a hundred thousand words. These are as many characters as the query
+        // has, at least.
+        if plain.len() > 4 * MAX_QUERY {
+            break;
+        }
+    }
+    cleaning::cut(&plain, MAX_QUERY).to_owned()
 }
 
 /// The members of an answer that are used.

@@ -208,7 +208,7 @@ fn timeline(row: &LedgerRow) -> Markup {
         ("Search", "t2", row.search_ms),
         ("Runtime", "t3", row.runtime_ms),
     ];
-    let scale = 1000.0 / all.max(measured);
+    let scale = 1000.0 / all.max(measured).max(f64::MIN_POSITIVE);
     let (mut x, mut drawn) = (0.0, Vec::new());
     for (name, class, ms) in parts {
         // A part that was not measured has no place in the bar.
