@@ -131,7 +131,7 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
     )
     .map_err(too_few_threads)?;
     let metrics = Arc::new(Metrics::default());
-    let supervisor = Supervisor::start(Monitored {
+    let monitored = Monitored {
         notify,
         store: Arc::clone(&store),
         longest_work: longest_work(&config.runtime, &config.search),
@@ -145,8 +145,9 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
             let acceptor = acceptor.clone();
             move || reload(file.as_deref(), &running, acceptor.as_deref(), &store)
         }),
-    })
-    .map_err(failed("the supervisor"))?;
+    };
+    let supervisor =
+        Supervisor::start(monitored, reload_requested).map_err(failed("the supervisor"))?;
     let monitoring = MonitoringEndpoints {
         store: Arc::clone(&store),
         metrics: Arc::clone(&metrics),
@@ -182,9 +183,6 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
         .map_err(too_few_threads)?;
     starting.store(false, Ordering::Release);
     supervisor.ready();
-    if reload_requested.load(Ordering::Acquire) {
-        supervisor.reload();
-    }
     event_loop.run().map_err(failed("the listener"))?;
     drop((background, supervisor));
     logging::log_refusal_summary();

@@ -54,9 +54,13 @@ struct Signals {
 }
 
 impl Supervisor {
-    pub fn start(monitored: Monitored) -> io::Result<Self> {
+    /// `reload` is the flag that SIGHUP sets, also before this: that reload follows the start.
+    pub fn start(monitored: Monitored, reload: Arc<AtomicBool>) -> io::Result<Self> {
         let (wake, waker) = UnixStream::pair()?;
-        let requested = Arc::new(Signals::default());
+        let requested = Arc::new(Signals {
+            reload,
+            ..Signals::default()
+        });
         let signals = Arc::clone(&requested);
         let thread = thread::Builder::new()
             .name("supervisor".into())
@@ -73,11 +77,6 @@ impl Supervisor {
         self.request(&self.requested.ready);
     }
 
-    /// Reloads, as SIGHUP does.
-    pub fn reload(&self) {
-        self.request(&self.requested.reload);
-    }
-
     fn request(&self, what: &AtomicBool) {
         what.store(true, Ordering::Release);
         let _ = (&self.waker).write_all(b"a");
@@ -85,10 +84,11 @@ impl Supervisor {
 
     /// From now on SIGHUP reloads, and SIGTERM and SIGINT notify systemd of the stop.
     pub fn handle_signals(&self) -> io::Result<()> {
-        let Signals { reload, stop, .. } = &*self.requested;
-        for (signal, requested) in [(SIGHUP, reload), (SIGTERM, stop), (SIGINT, stop)] {
-            // In this order: the flag has to be set when the thread wakes up.
-            flag::register(signal, Arc::clone(requested))?;
+        // The flags first: they have to be set when the thread wakes up.
+        for signal in [SIGTERM, SIGINT] {
+            flag::register(signal, Arc::clone(&self.requested.stop))?;
+        }
+        for signal in [SIGHUP, SIGTERM, SIGINT] {
             pipe::register(signal, self.waker.try_clone()?)?;
         }
         Ok(())
@@ -113,11 +113,13 @@ impl Monitored {
         let mut next_feed = Instant::now();
         let mut next_status = next_feed + STATUS_INTERVAL;
         let (mut last_status, mut last_trouble) = (String::new(), None);
+        let mut is_ready = false;
         loop {
             if requested.ready.swap(false, Ordering::AcqRel) {
                 self.send("READY=1");
+                is_ready = true;
             }
-            if requested.reload.swap(false, Ordering::AcqRel) {
+            if is_ready && requested.reload.swap(false, Ordering::AcqRel) {
                 self.notify.as_ref().inspect(|notify| notify.reloading());
                 (self.reload)();
                 self.send("READY=1");

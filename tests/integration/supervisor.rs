@@ -274,7 +274,7 @@ fn the_watchdog_is_not_fed_for_a_loop_or_workers_that_are_stuck() {
     });
     let mut stopper = listener.stopper().expect("a stopper");
     let time = Duration::from_millis(40);
-    let supervisor = Supervisor::start(Monitored {
+    let monitored = Monitored {
         notify: Some(Notify::new(folder.path("notify").as_os_str(), Some(time)).expect("a socket")),
         listener: Arc::clone(&listener.state),
         store: Arc::new(
@@ -287,8 +287,8 @@ fn the_watchdog_is_not_fed_for_a_loop_or_workers_that_are_stuck() {
         longest_work: Duration::from_millis(1),
         status: Box::new(String::new),
         reload: Box::new(|| {}),
-    })
-    .expect("a supervisor");
+    };
+    let supervisor = Supervisor::start(monitored, Arc::default()).expect("a supervisor");
     let stuck = Arc::new(Stuck::default());
     let service = Arc::clone(&stuck);
     let serving = thread::spawn(move || {
