@@ -64,6 +64,8 @@ def comparison(result):
     yield "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|"
     for name, its in result["subjects"].items():
         value = {figure: its[figure]["median"] for figure in its}
+        if name == compare.BASELINE:
+            continue  # It is for developers.
         if name == "direct":
             yield f"| direct | | | | {value['rate_32']:,.0f} | | | | | |"
         else:
@@ -71,7 +73,7 @@ def comparison(result):
             yield (f"| {label} | {compare.WRITTEN[name]} | {latency(its['added_us'])} | {latency(its['added_p99_us'])} | {value['rate_32']:,.0f}"
                    f" | {value['processor_us']:,.0f} µs | {value['idle_mib']:.1f} MiB | {value['loaded_mib']:.1f} MiB"
                    f" | {value['first_ms']:,.0f} ms | {value['disk_mib']:,.1f} MiB |")
-    known = {"direct", compare.SHIPPED, compare.UNSYNCED}
+    known = {"direct", compare.SHIPPED, compare.UNSYNCED, compare.BASELINE}
     versions = {name.split(",")[0]: version for name, version in result["versions"].items() if name not in known}
     yield ""
     yield (f"{origin(result)}, medians of {result['rounds']} rounds. The commit latency of its disk is "
