@@ -19,7 +19,6 @@ mod sockets;
 mod sudo;
 mod text_table;
 mod usage;
-mod verify;
 
 use std::env;
 use std::ffi::OsString;

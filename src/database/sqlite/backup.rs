@@ -10,7 +10,7 @@ use super::connection::{MEBIBYTE, connect, connect_to_read, is_missing, readable
 use crate::database::error::{BackupError, DatabaseError, Result};
 use crate::progress::Progress;
 
-/// Makes a consistent copy of this moment, while others write, of whichever version it is. Returns
+/// Makes a consistent copy of this moment, while others write. It may have any version. Returns
 /// what a query for the number of its rows finds in it.
 pub fn backup(path: &Path, to: &Path, rows: &str, progress: &Progress) -> Result<i64, BackupError> {
     let connect_to_database = || {

@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use super::error::CliError;
-use super::open_store::open_store;
-use super::output::{print, print_json};
-use super::parsers::expecting;
+use crate::cli::error::CliError;
+use crate::cli::open_store::open_store;
+use crate::cli::output::{print, print_json};
+use crate::cli::parsers::expecting;
 use crate::config::Config;
 use crate::ledger::{ChainHead, Fault, HeadStatus, Verification};
 use crate::progress::Progress;

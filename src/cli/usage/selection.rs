@@ -1,0 +1,132 @@
+//! The requests that a report or a list is about.
+
+use serde::Serialize;
+
+use crate::cli::error::CliError;
+use crate::cli::keys;
+use crate::cli::open_store::open_store;
+use crate::cli::parsers::{expecting, parse_when};
+use crate::config::Config;
+use crate::database::DatabaseError;
+use crate::keys::SecretUse;
+use crate::ledger::{Filter, Grouping, Matching, RowFilter, UsageRow};
+use crate::store::Store;
+use crate::when::{self, Range, When};
+
+/// The requests that a report or a list is about, and its format. `Some` if one of them is given.
+#[derive(clap::Args, Default)]
+pub struct Requests {
+    /// Only requests since then: 90m, 24h, 30d, a date (2026-11-16), a time (2026-11-16T13:00Z,
+    /// 2026-11-16T14:00+01:00), or a time of today (13:00)
+    ///
+    /// A time without an offset is in UTC. Days are calendar days in UTC, as on the console: 30d is
+    /// today and the 29 days before it. A time inside an hour whose rows retention has removed is
+    /// refused, because only its total is kept.
+    #[arg(long, value_name = "WHEN", value_parser = parse_when)]
+    since: Option<When>,
+    /// Only requests before that time; a date includes the whole day
+    #[arg(long, value_name = "WHEN", value_parser = parse_when)]
+    until: Option<When>,
+    /// Only requests of a calendar month, UTC: 2026-10, or last for the one before this month
+    #[arg(long, conflicts_with_all = ["since", "until"],
+        value_parser = expecting("a month as YYYY-MM, or last", |text| Range::parse_month(text, when::now())))]
+    month: Option<Range>,
+    /// Only requests of this key: its id, or its name if no other key has it
+    #[arg(long)]
+    key: Option<String>,
+    /// Only requests of this gateway, in a shared database
+    #[arg(long, value_name = "NAME")]
+    gateway: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Print comma-separated values, each in quotes
+    ///
+    /// A text that a spreadsheet would read as a formula gets an apostrophe in front.
+    #[arg(long, conflicts_with = "json")]
+    pub csv: bool,
+}
+
+/// The database and its rows that are asked for.
+pub struct Selection {
+    pub store: Store,
+    /// One or both ends of its range may be open. The sums of whole hours and days answer that,
+    /// whatever retention has removed.
+    pub filter: RowFilter,
+}
+
+impl Selection {
+    pub fn open(requests: &Requests, config: &Config) -> Result<Self, CliError> {
+        let now = when::now();
+        let range = requests
+            .month
+            .unwrap_or(Range::between(requests.since, requests.until, now))
+            .checked(now)
+            .map_err(|message| CliError::usage(&message))?;
+        let store = open_store(config)?;
+        let key = requests
+            .key
+            .as_ref()
+            .map(|text| keys::find(&store, text, SecretUse::Refused))
+            .transpose()?;
+        if let Some(name) = &requests.gateway {
+            check_gateway(&store, name)?;
+        }
+        Ok(Self {
+            store,
+            filter: RowFilter {
+                range,
+                key_id: key.map(|key| key.id),
+                gateway: requests.gateway.clone(),
+                matching: Matching::Anything,
+                cause: None,
+                least_ms: None,
+                most_ms: None,
+            },
+        })
+    }
+
+    pub fn grouped(&self, by: &[Grouping]) -> Result<Vec<UsageRow>, DatabaseError> {
+        let filter = Filter {
+            key_id: self.filter.key_id.as_deref(),
+            gateway: self.filter.gateway.as_deref(),
+        };
+        self.store.ledger.grouped(self.filter.range, filter, by)
+    }
+
+    /// The range without open ends, to be called after the figures are read, so that it covers all
+    /// of them.
+    pub fn period(&self) -> Result<Range, DatabaseError> {
+        self.store.ledger.bounded(self.filter.range, when::now())
+    }
+}
+
+/// The first line of a text.
+pub fn heading(period: Range) -> String {
+    match period.bounds() {
+        [first, last] if first == last => format!("{first} (UTC)\n"),
+        [first, last] if first.ends_with('Z') => format!("{first} to {last}\n"),
+        [first, last] => format!("{first} to {last} (UTC)\n"),
+    }
+}
+
+/// Refuses a misspelt name, which would have no requests. The chain of a moved ledger has an empty
+/// name.
+fn check_gateway(store: &Store, name: &str) -> Result<(), CliError> {
+    let gateways = store.ledger.gateways()?;
+    if name.is_empty() || gateways.iter().any(|gateway| gateway.name == name) {
+        return Ok(());
+    }
+    Err(CliError::failed(format!(
+        "there is no gateway {name:?}. List the gateways: adriaticum usage --by gateway"
+    )))
+}
+
+/// Formats an array with one row per line.
+pub fn json_lines(rows: &[impl Serialize]) -> String {
+    let row = |row| {
+        let row = serde_json::to_string(row).expect("a row should have its JSON");
+        format!("\n  {row}")
+    };
+    format!("[{}]", rows.iter().map(row).collect::<Vec<_>>().join(","))
+}
