@@ -8,8 +8,8 @@ use crate::secret::{SECRET_DIGITS, SECRET_PREFIX, SecretDigest};
 use crate::store::Store;
 use crate::when;
 
-/// Looks up a valid key, as the last commit of any process left it. The budget is that of a request
-/// that was created at this time.
+/// Looks up a key, as the last commit of any process left it, and checks revocation and expiry. The
+/// budget is that of a request that was created at this time.
 pub fn authenticate(digest: &SecretDigest, store: &Store, created: i64) -> Result<Key, Failure> {
     let key = store.keys.find(digest, created).map_err(|error| {
         let message = "The API keys can't be read at the moment. Try again later.";

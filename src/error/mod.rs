@@ -109,7 +109,7 @@ impl Failure {
         }
     }
 
-    /// There is no room for a request. Its content was not read.
+    /// A request is shed under overload. Its content was not read.
     pub fn shed(cause: FailureCause) -> Self {
         let message = "The service has more requests than it can take. Try again shortly.";
         Self::unavailable(cause, message, None)

@@ -123,13 +123,15 @@ impl Ledger {
             // replaced.
             return Ok((sent.clone(), vec![self.move_head(head)]));
         }
-        let check_key = |row: &&LedgerRow| match revoked.as_ref().map(|keys| keys.get(&row.key_id))
+        let check_revocation = |row: &&LedgerRow| match revoked
+            .as_ref()
+            .map(|keys| keys.get(&row.key_id))
         {
             Some(None) => Err(DatabaseError::KeyRevoked),
             Some(Some(Some(revoked))) if *revoked <= row.created => Err(DatabaseError::KeyRevoked),
             _ => Ok(()),
         };
-        let results: Vec<Result<()>> = group.iter().map(check_key).collect();
+        let results: Vec<Result<()>> = group.iter().map(check_revocation).collect();
         let accepted = group
             .iter()
             .zip(&results)

@@ -148,7 +148,8 @@ fn look_up_key(state: &ListenerState, service: &impl Service, job: Job) {
     }
 }
 
-/// Moves a request to the lane of its key. If the queue is full, answers the one that is shed.
+/// Moves a request to the lane of its key. If the queue is full, answers the one that is shed, as
+/// `answer_shed` does on the event loop.
 fn move_to_lane(state: &ListenerState, service: &impl Service, job: Job, lane: Lane) {
     let name = Some(lane.name.into());
     let shed = state.api.push(Job {

@@ -144,9 +144,9 @@ pub fn read_answer(bytes: &[u8]) -> Result<Generated, RuntimeError> {
         .and_then(|raw| serde_json::from_str(raw.get()).ok())
         .unwrap_or_default();
     let tokens = Tokens {
-        prompt_tokens: token_count(usage.prompt_tokens),
-        completion_tokens: token_count(usage.completion_tokens),
-        total_tokens: token_count(usage.total_tokens),
+        prompt_tokens: read_token_figure(usage.prompt_tokens),
+        completion_tokens: read_token_figure(usage.completion_tokens),
+        total_tokens: read_token_figure(usage.total_tokens),
     };
     Ok(Generated {
         content,
@@ -164,8 +164,8 @@ fn finish_reason(raw: Option<&RawValue>) -> Option<String> {
         .then_some(reason)
 }
 
-/// A token figure; `None` if it is not a plausible one.
-fn token_count(raw: Option<&RawValue>) -> Option<i64> {
+/// Reads a token figure of the runtime's answer; `None` if it is not a plausible one.
+fn read_token_figure(raw: Option<&RawValue>) -> Option<i64> {
     raw?.get()
         .parse()
         .ok()

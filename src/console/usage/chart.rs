@@ -56,9 +56,9 @@ impl Chart {
         let bars = axis.len();
         let scale = Scale::to(self.highest(bars));
         let (width, steps) = (bars * PLACE, scale.steps);
-        let height = |step: u32| HEIGHT * f64::from(step) / f64::from(steps);
+        let line_y = |step: u32| HEIGHT * f64::from(step) / f64::from(steps);
         let grid: String = (0..=steps)
-            .map(|step| format!("M0 {:.0}h{width}", height(step)))
+            .map(|step| format!("M0 {:.0}h{width}", line_y(step)))
             .collect();
         let mut below = vec![0.0; bars];
         let mut labelled = 0;
@@ -75,7 +75,7 @@ impl Chart {
                     svg viewBox=(format!("0 0 {width} {HEIGHT}")) preserveAspectRatio="none" role="img" aria-label=(self.summary) {
                         path.grid d=(grid) {}
                         @for series in &self.series {
-                            path class=(format!("f {}", series.class)) d=(stacked(&series.values, &mut below, scale.top)) {}
+                            path class=(format!("f {}", series.class)) d=(stacked_bars(&series.values, &mut below, scale.top)) {}
                         }
                         @for (bar, _) in axis.iter().enumerate().filter(|(_, bar)| bar.is_pale) {
                             rect.pale x=(bar * PLACE) width=(PLACE) height=(HEIGHT) {}
@@ -137,9 +137,9 @@ fn table(charts: &[Chart], axis: &[AxisBar]) -> Markup {
     }
 }
 
-/// Draws bars on top of those in `below`. Their heights are exact: small values belong at the
+/// Draws bars on top of those in `below`. A bar's height is its exact share of the axis: small values belong at the
 /// bottom, where the style sheet adds a hairline.
-fn stacked(values: &[Option<i64>], below: &mut [f64], top: f64) -> String {
+fn stacked_bars(values: &[Option<i64>], below: &mut [f64], top: f64) -> String {
     let mut path = String::new();
     for (bar, value) in values.iter().enumerate() {
         let Some(value) = value.filter(|value| *value > 0) else {

@@ -160,8 +160,8 @@ impl<'a> SqliteTransaction<'a> {
         }
     }
 
-    /// Runs the last statements and commits. The disk sync happens in COMMIT: with `synchronous =
-    /// FULL`, SQLite returns from it after the fsync of the WAL.
+    /// Runs the last statements and commits. The disk sync of a ledger row, as of every write, happens
+    /// in COMMIT: with `synchronous = FULL`, SQLite returns from it after the fsync of the WAL.
     pub fn commit(&self, last: &[Statement]) -> Result<Vec<usize>> {
         let changed = self.session().run(&bound(last), &mut |_, _| Ok(()))?;
         if !self.connection().is_autocommit() {

@@ -66,7 +66,7 @@ impl<S: Service> EventLoop<S> {
         }
     }
 
-    /// Answers a complete request for which there is no capacity.
+    /// Answers a complete request that is shed: under overload there is no capacity for it.
     pub(super) fn answer_shed(&mut self, job: &Job, event: LoadEvent) {
         self.state.count(event);
         let cause = if event == LoadEvent::BuffersFull {

@@ -86,7 +86,8 @@ impl QueueState {
         self.lanes.entry(name.clone()).or_default()
     }
 
-    /// Adds a request. If the queue is full, sheds one and returns it.
+    /// Adds a request. Under overload, if the queue is full, sheds one and returns it, for the caller
+    /// to answer.
     pub fn push(&mut self, job: Job) -> Option<Job> {
         let (name, is_request) = (job.lane.clone(), job.pending().is_some());
         if name.is_none()
