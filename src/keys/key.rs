@@ -331,6 +331,7 @@ pub fn read_key(mut row: Row) -> Result<Key> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::keys::BudgetPeriod;
 
     impl Key {
         /// A key for tests that need no store.
@@ -455,6 +456,50 @@ mod tests {
         for state in KeyState::ALL {
             assert_eq!(KeyState::parse(state.as_str()), Some(state));
         }
+    }
+
+    #[test]
+    fn one_term_that_allows_more_makes_a_key_wider() {
+        let budget = |tokens, per| {
+            let budget = Budget { tokens, per };
+            Some(KeyBudget { budget, used: 0 })
+        };
+        let narrow = Key {
+            expires: Some(100),
+            concurrent: Some(2),
+            budget: budget(1_000, BudgetPeriod::Day),
+            ..Key::example()
+        };
+        let changed = |change: fn(&mut Key)| {
+            let mut key = narrow.clone();
+            change(&mut key);
+            key
+        };
+        let wider_ones = [
+            changed(|key| key.permissions.push(Permission::Metrics)),
+            changed(|key| key.expires = Some(101)),
+            changed(|key| key.expires = None),
+            changed(|key| key.concurrent = Some(3)),
+            changed(|key| key.concurrent = None),
+            changed(|key| key.budget = None),
+            Key {
+                budget: budget(1_001, BudgetPeriod::Day),
+                ..narrow.clone()
+            },
+        ];
+        assert!(!narrow.is_wider_than(&narrow));
+        for wider in wider_ones {
+            assert!(wider.is_wider_than(&narrow), "{wider:?}");
+            assert!(!narrow.is_wider_than(&wider), "{wider:?}");
+        }
+        let monthly = Key {
+            budget: budget(1, BudgetPeriod::Month),
+            ..narrow.clone()
+        };
+        assert!(
+            monthly.is_wider_than(&narrow) && narrow.is_wider_than(&monthly),
+            "which of two periods allows more depends on the day"
+        );
     }
 
     #[test]
