@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use serde::Serialize;
 
-use crate::database::{Database, Result, Row, SqlValue, Statement, TransactionMode, bound, values};
+use crate::database::{Database, Result, Row, SqlValue, Statement, TransactionMode, values};
 use crate::id::audit_id;
 use crate::mutex::lock;
 use crate::network::ClientNetwork;
@@ -221,9 +221,11 @@ impl Audit {
     pub fn list(&self, since: i64, mut take: impl FnMut(AuditRow)) -> Result<()> {
         let statement = format!("SELECT {COLUMNS} FROM audit WHERE created >= $1 ORDER BY id");
         self.database.run(TransactionMode::Report, |session| {
-            session.query(&statement, &values![since], &mut |row| {
-                AuditRow::read(row).map(&mut take)
-            })
+            session
+                .query(&statement, &values![since], &mut |row| {
+                    AuditRow::read(row).map(&mut take)
+                })
+                .map(drop)
         })
     }
 
@@ -249,7 +251,7 @@ impl Audit {
         // Not with `write`, which waits for a lost database: this thread also feeds the watchdog.
         self.database.transaction(|session| {
             session
-                .run(&bound(slice::from_ref(&insert)), &mut |_, _| Ok(()))
+                .run(slice::from_ref(&insert), &mut |_, _| Ok(()))
                 .map(drop)
         })
     }

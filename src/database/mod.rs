@@ -28,7 +28,7 @@ pub use session::Session;
 use sqlite::Sqlite;
 pub use sqlite::WalFigures;
 use sqlite::transaction::SqliteTransaction;
-pub use statement::{BoundStatement, Statement, TransactionMode, bound};
+pub use statement::{Statement, TransactionMode};
 pub use value::{FromValue, Row, SqlValue};
 
 use crate::progress::Progress;
@@ -66,12 +66,12 @@ impl Transaction<'_> {
         }
     }
 
-    /// Commits after the last statements, on PostgreSQL in one round trip. Returns how many rows
+    /// Runs the last statements and commits, on PostgreSQL in one round trip. Returns how many rows
     /// each of them changed.
-    fn commit(&self, last: &[Statement]) -> Result<Vec<usize>> {
+    fn run_and_commit(&self, statements: &[Statement]) -> Result<Vec<usize>> {
         match self {
-            Self::Sqlite(transaction) => transaction.commit(last),
-            Self::Postgres(session) => session.commit(last),
+            Self::Sqlite(transaction) => transaction.run_and_commit(statements),
+            Self::Postgres(session) => session.run_and_commit(statements),
         }
     }
 
@@ -167,7 +167,7 @@ impl Database {
                 Err(_) if transaction.is_lost() && Instant::now() < deadline => {}
                 found => {
                     let found = found?;
-                    transaction.commit(&[])?;
+                    transaction.run_and_commit(&[])?;
                     return Ok(found);
                 }
             }
@@ -196,7 +196,7 @@ impl Database {
     ) -> Result<T> {
         let transaction = self.begin(mode)?;
         let value = work(&transaction.session())?;
-        transaction.commit(&[])?;
+        transaction.run_and_commit(&[])?;
         Ok(value)
     }
 
@@ -206,23 +206,24 @@ impl Database {
     pub fn write(&self, statements: &[Statement]) -> Result<usize> {
         let mode = TransactionMode::WriteUntil(Instant::now() + self.write_timeout());
         let done = statements.last().and_then(|last| last.done.as_deref());
-        let (settled, changed) = self.group(mode, |session, before: Option<&Option<usize>>| {
-            if before.is_none() {
-                return Ok((None, statements.to_vec()));
-            }
-            let mut changed = session
-                .run(&bound(statements), &mut |_, _| Ok(()))?
-                .pop()
-                .unwrap_or(0);
-            if let Some(done) = done.filter(|_| changed == 0) {
-                // The commit of this write proves that the row, if it is found, is durable.
-                session.execute(postgres::TRY_WRITE, &[])?;
-                changed = session
-                    .rows(&done.text, &done.parameters, |_| Ok(()))?
-                    .len();
-            }
-            Ok((Some(changed), Vec::new()))
-        })?;
+        let (settled, changed) =
+            self.commit_with_retries(mode, |session, before: Option<&Option<usize>>| {
+                if before.is_none() {
+                    return Ok((None, statements.to_vec()));
+                }
+                let mut changed = session
+                    .run(statements, &mut |_, _| Ok(()))?
+                    .pop()
+                    .unwrap_or(0);
+                if let Some(done) = done.filter(|_| changed == 0) {
+                    // The commit of this write proves that the row, if it is found, is durable.
+                    session.execute(postgres::TRY_WRITE, &[])?;
+                    changed = session
+                        .rows(&done.text, &done.parameters, |_| Ok(()))?
+                        .len();
+                }
+                Ok((Some(changed), Vec::new()))
+            })?;
         self.checkpoint_if_due();
         Ok(settled.or(changed.last().copied()).unwrap_or(0))
     }
@@ -232,7 +233,7 @@ impl Database {
     /// done: the server's process has to read COMMIT first. If the answer to COMMIT was lost,
     /// `work` runs again with the value that it returned, and finds out. Also returns how many rows
     /// each of the statements changed.
-    pub fn group<T>(
+    pub fn commit_with_retries<T>(
         &self,
         mode: TransactionMode,
         work: impl Fn(&Session, Option<&T>) -> Result<(T, Vec<Statement>)>,
@@ -247,7 +248,7 @@ impl Database {
                 &transaction.session(),
                 doubt.as_ref().map(|(value, _)| value),
             ) {
-                Ok((value, last)) => match transaction.commit(&last) {
+                Ok((value, last)) => match transaction.run_and_commit(&last) {
                     Ok(changed) => return Ok((value, changed)),
                     Err(error) => {
                         if matches!(error, DatabaseError::Unknown(_)) {
@@ -259,7 +260,7 @@ impl Database {
                 Err(error) => error,
             };
             let can_help = transaction.is_lost() || matches!(error, DatabaseError::Busy);
-            if !can_help || mode.is_over() {
+            if !can_help || !mode.allows_retry() {
                 if let (DatabaseError::Unknown(cause), Self::Postgres(postgres)) = (&error, self) {
                     postgres.pool.lose(cause.clone());
                 }

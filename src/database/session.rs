@@ -3,7 +3,7 @@
 use super::error::{DatabaseError, Result};
 use super::postgres::session::PgSession;
 use super::sqlite::session::SqliteSession;
-use super::statement::{BoundStatement, EachRow};
+use super::statement::{EachRow, Statement};
 use super::value::{FromValue, Row, SqlValue};
 
 /// The words of a script in which the engines differ, for SQLite and for PostgreSQL. Text is
@@ -31,7 +31,7 @@ impl Session<'_> {
     /// Runs statements one after the other, on PostgreSQL in one round trip. Calls `each` with the
     /// number of the statement and every row of it, until that returns an error. Returns how many
     /// rows each statement changed.
-    pub fn run(&self, statements: &[BoundStatement], each: EachRow) -> Result<Vec<usize>> {
+    pub fn run(&self, statements: &[Statement], each: EachRow) -> Result<Vec<usize>> {
         match self {
             Self::Sqlite(session) => session.run(statements, each),
             Self::Postgres(session) => session.run(statements, each),
@@ -58,21 +58,19 @@ impl Session<'_> {
 
     /// Returns how many rows were changed.
     pub fn execute(&self, statement: &str, parameters: &[SqlValue]) -> Result<usize> {
-        Ok(self
-            .run(&[(statement, parameters)], &mut |_, _| Ok(()))?
-            .pop()
-            .unwrap_or(0))
+        self.query(statement, parameters, &mut |_| Ok(()))
     }
 
-    /// Calls `each` with every row, until it returns an error.
+    /// Calls `each` with every row, until it returns an error. Returns how many rows were changed.
     pub fn query(
         &self,
         statement: &str,
         parameters: &[SqlValue],
         each: &mut dyn FnMut(Row) -> Result<()>,
-    ) -> Result<()> {
-        self.run(&[(statement, parameters)], &mut |_, row| each(row))
-            .map(drop)
+    ) -> Result<usize> {
+        let statement = Statement::new(statement.to_owned(), parameters);
+        let changed = self.run(&[statement], &mut |_, row| each(row))?;
+        Ok(changed.first().copied().unwrap_or(0))
     }
 
     pub fn rows<T>(

@@ -6,9 +6,6 @@ use std::time::Instant;
 use super::error::Result;
 use super::value::{Row, SqlValue};
 
-/// A statement's text and its parameters.
-pub type BoundStatement<'a> = (&'a str, &'a [SqlValue]);
-
 /// Takes the number of a statement and a row of it.
 pub type EachRow<'a> = &'a mut dyn FnMut(usize, Row) -> Result<()>;
 
@@ -28,19 +25,13 @@ pub enum TransactionMode {
 }
 
 impl TransactionMode {
-    pub(super) fn is_over(self) -> bool {
+    /// Returns whether there is time to try again. Modes without a deadline are tried once.
+    pub(super) fn allows_retry(self) -> bool {
         match self {
-            Self::WriteUntil(deadline) | Self::Append(deadline) => deadline <= Instant::now(),
-            _ => true,
+            Self::WriteUntil(deadline) | Self::Append(deadline) => Instant::now() < deadline,
+            _ => false,
         }
     }
-}
-
-pub fn bound(statements: &[Statement]) -> Vec<BoundStatement<'_>> {
-    statements
-        .iter()
-        .map(|statement| (&*statement.text, statement.parameters.as_slice()))
-        .collect()
 }
 
 #[derive(Clone)]

@@ -130,8 +130,8 @@ impl Key {
     }
 }
 
-/// The time until a key expires, in words. It is rounded before its unit is chosen: two days are not
-/// 48 hours a second later.
+/// The time until a key expires, in words. It is rounded before its unit is chosen: two days are
+/// not 48 hours a second later.
 pub fn time_left(seconds: i64) -> String {
     let (minutes, hours) = ((seconds + 59) / 60, (seconds + 1_800) / 3_600);
     if minutes < 120 {

@@ -13,7 +13,7 @@ pub use self::key::{
     parse_concurrent, read_key, time_left,
 };
 use crate::audit::{Actor, NewAuditRow};
-use crate::database::{Database, Result, SqlValue, Statement, bound, values};
+use crate::database::{Database, Result, SqlValue, Statement, values};
 use crate::secret::{SecretDigest, secret_hex};
 use crate::when;
 
@@ -100,7 +100,7 @@ impl Keys {
         let statements: Vec<Statement> = ids.iter().map(find).collect();
         let mut keys = Vec::new();
         self.database.read(|session| {
-            session.run(&bound(&statements), &mut |_, row| {
+            session.run(&statements, &mut |_, row| {
                 read_key(row).map(|key| keys.push(key))
             })
         })?;
@@ -209,7 +209,7 @@ impl Keys {
                 ],
             )?;
             let audit = NewAuditRow::new("key_changed", by, &before.differences(&after).join(", "));
-            session.run(&bound(&[audit.insert_with("$8, $9 WHERE true", values![id, &before.name])]), &mut |_, _| Ok(()))?;
+            session.run(&[audit.insert_with("$8, $9 WHERE true", values![id, &before.name])], &mut |_, _| Ok(()))?;
             Ok(KeyChanged::Done)
         })
     }

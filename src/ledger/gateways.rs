@@ -6,7 +6,7 @@ use time::OffsetDateTime;
 
 use super::append::Ledger;
 use crate::database::postgres::session_lock::SessionLock;
-use crate::database::{DatabaseError, Result, values};
+use crate::database::{DatabaseError, Result, Statement, values};
 
 /// The seconds that a gateway's clock may be off the database's: ids and expiry use it.
 pub const CLOCK_SLACK: f64 = 2.0;
@@ -59,16 +59,16 @@ impl Ledger {
             self.database.clock()
         );
         let parameters = values![&self.gateway, self.epoch];
-        let is_present = lock
-            .renew((&beat, &parameters))
-            .map_err(|error| match error {
-                // The engine has logged this already.
-                error if self.database.lost().is_some() => {
-                    DatabaseError::Unavailable(error.to_string())
-                }
-                DatabaseError::Unavailable(cause) => DatabaseError::Unknown(cause),
-                error => error,
-            })?;
+        let is_present =
+            lock.renew(Statement::new(beat, parameters))
+                .map_err(|error| match error {
+                    // The engine has logged this already.
+                    error if self.database.lost().is_some() => {
+                        DatabaseError::Unavailable(error.to_string())
+                    }
+                    DatabaseError::Unavailable(cause) => DatabaseError::Unknown(cause),
+                    error => error,
+                })?;
         if is_present {
             Ok(())
         } else {

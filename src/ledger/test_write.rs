@@ -6,7 +6,7 @@ use super::append::Ledger;
 use super::rollup::Span;
 use super::row::LedgerRow;
 use super::schema::SCHEMA;
-use crate::database::{DatabaseError, Result, Session, Statement, bound, values};
+use crate::database::{DatabaseError, Result, Session, Statement, values};
 use crate::id::RequestId;
 
 const DELETE_ROW: &str = "DELETE FROM usage WHERE request_id = $1";
@@ -56,7 +56,7 @@ impl Ledger {
             statements.push(Statement::new(DELETE_ROW, values![&row.request_id]));
             statements.extend([Span::Hour, Span::Day].map(undo_sums));
             statements.push(self.move_head(head));
-            let changed = session.run(&bound(&statements), &mut |_, _| Ok(()))?;
+            let changed = session.run(&statements, &mut |_, _| Ok(()))?;
             if changed.contains(&0) {
                 Err(DatabaseError::NoRow)
             } else {

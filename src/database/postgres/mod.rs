@@ -76,7 +76,7 @@ impl Postgres {
         let statements = Session::Postgres(&session);
         schema::begin_and_create(&statements, schema)?;
         let value = fill(&statements)?;
-        session.commit(&[])?;
+        session.run_and_commit(&[])?;
         Ok(value)
     }
 

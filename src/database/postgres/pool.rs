@@ -17,7 +17,7 @@ use super::startup::ConnectError;
 use super::tls;
 use super::uri::{DatabaseUri, SslMode};
 use crate::database::error::{DatabaseError, Result};
-use crate::database::statement::TransactionMode;
+use crate::database::statement::{Statement, TransactionMode};
 use crate::mutex::lock;
 
 /// The time that a start has to find a host that answers.
@@ -255,7 +255,7 @@ impl PgPool {
                 .map_err(|error| error.cause)
                 .and_then(|(mut connection, host)| {
                     let deadline = Instant::now() + PROBE_TIMEOUT;
-                    match connection.run_one((TRY_WRITE, &[]), deadline, &mut |_| ()) {
+                    match connection.run_one(Statement::new(TRY_WRITE, []), deadline, &mut |_| ()) {
                         Ok(_) => Ok(host),
                         Err(error) => {
                             lock(&pool.state).first = pool.after(host);

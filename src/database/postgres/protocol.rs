@@ -13,7 +13,7 @@ use postgres_protocol::message::frontend;
 
 use super::encoding::{Fields, SqlError, read_row, type_of, write_value};
 use super::stream::PgStream;
-use crate::database::statement::BoundStatement;
+use crate::database::statement::Statement;
 use crate::database::value::{Row, SqlValue};
 
 /// The timeout for the last message of a connection.
@@ -47,7 +47,7 @@ impl PgConnection {
     /// many rows were changed or found.
     pub fn run_one(
         &mut self,
-        statement: BoundStatement,
+        statement: Statement,
         deadline: Instant,
         each: &mut dyn FnMut(Row),
     ) -> Result<usize, SqlError> {
@@ -62,7 +62,7 @@ impl PgConnection {
     pub fn run(
         &mut self,
         begin: Option<&str>,
-        statements: &[BoundStatement],
+        statements: &[Statement],
         end: Option<&str>,
         deadline: Instant,
         each: &mut dyn FnMut(usize, Row),
@@ -99,7 +99,7 @@ impl PgConnection {
     fn write_messages<'a>(
         &mut self,
         begin: Option<&str>,
-        statements: &[BoundStatement<'a>],
+        statements: &'a [Statement],
         end: Option<&str>,
     ) -> io::Result<Vec<(&'a str, String)>> {
         let out = &mut self.output;
@@ -107,7 +107,8 @@ impl PgConnection {
             frontend::query(begin, out)?;
         }
         let mut fresh: Vec<(&str, String)> = Vec::new();
-        for &(text, parameters) in statements {
+        for statement in statements {
+            let (text, parameters) = (&*statement.text, &statement.parameters);
             let name = match self.prepared.get(text) {
                 Some(prepared) => &prepared.name,
                 None => {
@@ -151,7 +152,7 @@ impl PgConnection {
     fn read_answer(
         &mut self,
         mut parts: impl Iterator<Item = bool>,
-        statements: &[BoundStatement],
+        statements: &[Statement],
         fresh: Vec<(&str, String)>,
         each: &mut dyn FnMut(usize, Row),
     ) -> io::Result<Result<Vec<usize>, SqlError>> {
@@ -168,7 +169,7 @@ impl PgConnection {
                 Message::NoData => self.remember(fresh.next(), Vec::new()),
                 Message::DataRow(body) if has_results => {
                     let number = changed.len();
-                    let prepared = self.prepared.get(statements[number].0);
+                    let prepared = self.prepared.get(&*statements[number].text);
                     let columns = prepared.map_or(&[][..], |prepared| &prepared.columns);
                     match read_row(&body, columns) {
                         Ok(row) => each(number, row),

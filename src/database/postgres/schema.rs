@@ -50,7 +50,7 @@ pub fn bring_up_to_date(session: &PgSession, schema: &Schema, access: Access) ->
             statements.execute(note, &values![schema.version, schema.oldest_known])?;
         }
     }
-    session.commit(&[])?;
+    session.run_and_commit(&[])?;
     Ok(found.is_none())
 }
 

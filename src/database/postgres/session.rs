@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::encoding::SqlError;
 use super::pool::Pooled;
 use crate::database::error::{DatabaseError, Result};
-use crate::database::statement::{BoundStatement, EachRow, Statement, bound};
+use crate::database::statement::{EachRow, Statement};
 use crate::database::value::Row;
 
 pub(super) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -33,7 +33,7 @@ impl PgSession {
 
     fn send(
         &self,
-        statements: &[BoundStatement],
+        statements: &[Statement],
         end: Option<&str>,
         each: &mut dyn FnMut(usize, Row),
     ) -> Result<Vec<usize>> {
@@ -56,18 +56,18 @@ impl PgSession {
         Ok(outcome?)
     }
 
-    pub fn commit(&self, last: &[Statement]) -> Result<Vec<usize>> {
+    pub fn run_and_commit(&self, statements: &[Statement]) -> Result<Vec<usize>> {
         let is_idle = || {
             self.pooled
                 .borrow_mut()
                 .as_mut()
                 .is_some_and(|pooled| pooled.connection().is_idle)
         };
-        if last.is_empty() && (self.begin.get().is_some() || is_idle()) {
+        if statements.is_empty() && (self.begin.get().is_some() || is_idle()) {
             // Nothing was sent, or one statement without a transaction.
             return Ok(Vec::new());
         }
-        self.send(&bound(last), Some("COMMIT"), &mut |_, _| ())
+        self.send(statements, Some("COMMIT"), &mut |_, _| ())
     }
 
     pub fn is_lost(&self) -> bool {
@@ -78,7 +78,7 @@ impl PgSession {
         self.send(&[], Some(script), &mut |_, _| ()).map(drop)
     }
 
-    pub fn run(&self, statements: &[BoundStatement], each: EachRow) -> Result<Vec<usize>> {
+    pub fn run(&self, statements: &[Statement], each: EachRow) -> Result<Vec<usize>> {
         if statements.is_empty() {
             // The server would not answer.
             return Ok(Vec::new());

@@ -16,7 +16,7 @@ use super::schema::LOCK;
 use super::session::STATEMENT_TIMEOUT;
 use super::uri::DatabaseUri;
 use crate::database::error::{DatabaseError, LockError, Result};
-use crate::database::statement::BoundStatement;
+use crate::database::statement::Statement;
 use crate::database::values;
 
 /// The first number of a gateway's lock; the second is made from its name.
@@ -51,10 +51,10 @@ impl SessionLock {
         let give_up = Instant::now() + LOCK_TIMEOUT;
         while !try_lock(&mut connection, name, deadline).map_err(DatabaseError::from)? {
             if Instant::now() >= give_up {
-                let (mut address, parameters) = (None, values![name]);
-                let _ = connection.run_one((holder, &parameters), deadline, &mut |mut row| {
-                    address = row.column().ok()
-                });
+                let (mut address, holder) =
+                    (None, Statement::new(holder.to_owned(), values![name]));
+                let _ = connection
+                    .run_one(holder, deadline, &mut |mut row| address = row.column().ok());
                 let name = name.to_owned();
                 return Err(LockError::NameTaken { name, address });
             }
@@ -72,7 +72,7 @@ impl SessionLock {
     /// Updates the heartbeat, after taking the lock again if the connection was lost. The server
     /// may hold the lock for a dead session for a while; the gateway continues to serve meanwhile.
     /// Returns false if the heartbeat changed no row.
-    pub fn renew(&mut self, heartbeat: BoundStatement) -> Result<bool> {
+    pub fn renew(&mut self, heartbeat: Statement) -> Result<bool> {
         let mut connection = match self.connection.take() {
             Some(connection) => connection,
             None => {
@@ -86,7 +86,7 @@ impl SessionLock {
             }
         };
         let deadline = Instant::now() + STATEMENT_TIMEOUT;
-        let mut renew = || {
+        let renew = || {
             if !self.is_held {
                 self.is_held = try_lock(&mut connection, &self.name, deadline)?;
             }
@@ -112,7 +112,7 @@ fn try_lock(
     let lock = format!("SELECT 1 WHERE pg_try_advisory_lock({GATEWAY_LOCK}, {number})");
     let found = connection.run(
         Some(KEEPALIVE),
-        &[(&lock, &[])],
+        &[Statement::new(lock, [])],
         None,
         deadline,
         &mut |_, _| (),

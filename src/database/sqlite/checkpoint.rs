@@ -89,7 +89,7 @@ impl Sqlite {
         let checkpoint = || {
             let turn = self.take_writer(Instant::now() + TURN_TIMEOUT)?;
             self.files
-                .keep_failed_sync(run(turn.connection(), "PRAGMA wal_checkpoint(PASSIVE)"))
+                .remember_failed_sync(run(turn.connection(), "PRAGMA wal_checkpoint(PASSIVE)"))
         };
         let next = match checkpoint() {
             Ok(CheckpointProgress { pages, moved }) => {

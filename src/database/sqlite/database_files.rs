@@ -59,8 +59,8 @@ impl Files {
         }
     }
 
-    /// Passes a result on. If an fsync failed, all later writes fail with it.
-    pub fn keep_failed_sync<T>(&self, result: Result<T>) -> Result<T> {
+    /// Returns the result unchanged. If it is a failed fsync, every later write fails with it.
+    pub fn remember_failed_sync<T>(&self, result: Result<T>) -> Result<T> {
         if let Err(DatabaseError::NotSynced(cause)) = &result {
             self.failed.get_or_init(|| Arc::clone(cause));
         }

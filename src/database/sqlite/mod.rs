@@ -4,7 +4,6 @@
 pub mod backup;
 mod checkpoint;
 mod connection;
-mod conversions;
 mod database_files;
 pub mod lock;
 pub mod read_only_file;
@@ -16,7 +15,7 @@ mod upgrades;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags};
 
@@ -28,11 +27,10 @@ use self::connection::{
 };
 use self::database_files::Files;
 use self::read_only_file::ReadOnlyFile;
-use self::transaction::{APPEND_TIMEOUT, SqliteTransaction, WRITE_TIMEOUT, Writer};
+use self::transaction::{APPEND_TIMEOUT, WRITE_TIMEOUT, Writer};
 use super::access::Access;
 use super::error::{DatabaseError, Result};
 use super::schema::Schema;
-use super::statement::TransactionMode;
 use crate::progress::Progress;
 use crate::semaphore::Semaphore;
 
@@ -121,17 +119,6 @@ impl Sqlite {
             None => connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY),
         }
     }
-
-    pub(super) fn begin(&self, mode: TransactionMode) -> Result<SqliteTransaction<'_>> {
-        match mode {
-            TransactionMode::Statement => self.reader(false),
-            TransactionMode::Read | TransactionMode::Report => self.reader(true),
-            TransactionMode::Write => self.begin_write(Instant::now() + self.write_timeout),
-            TransactionMode::WriteUntil(deadline) | TransactionMode::Append(deadline) => {
-                self.begin_write(deadline)
-            }
-        }
-    }
 }
 
 #[cfg(test)]
@@ -145,6 +132,8 @@ mod tests {
     use rusqlite::ffi;
 
     use super::connection::switch_journal;
+    use std::time::Instant;
+
     use super::*;
     use crate::database::tests::open;
     use crate::mutex::lock;

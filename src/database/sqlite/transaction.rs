@@ -12,7 +12,7 @@ use super::read_only_file::ReadOnlyFile;
 use super::session::SqliteSession;
 use super::{Sqlite, checkpoint};
 use crate::database::error::{DatabaseError, Result};
-use crate::database::statement::{Statement, bound};
+use crate::database::statement::{Statement, TransactionMode};
 use crate::mutex::lock;
 use crate::semaphore::{Permit, Semaphore};
 
@@ -52,6 +52,17 @@ impl Sqlite {
     pub fn is_stuck(&self) -> bool {
         let longest = self.append_timeout + self.write_timeout;
         lock(&self.writer.writing).is_some_and(|began| began.elapsed() > longest)
+    }
+
+    pub fn begin(&self, mode: TransactionMode) -> Result<SqliteTransaction<'_>> {
+        match mode {
+            TransactionMode::Statement => self.reader(false),
+            TransactionMode::Read | TransactionMode::Report => self.reader(true),
+            TransactionMode::Write => self.begin_write(Instant::now() + self.write_timeout),
+            TransactionMode::WriteUntil(deadline) | TransactionMode::Append(deadline) => {
+                self.begin_write(deadline)
+            }
+        }
     }
 
     /// A connection that reads. Without a transaction, each statement sees the state of its own
@@ -104,9 +115,9 @@ impl Sqlite {
     }
 }
 
-/// A connection, while one thread has it. Dropping it rolls back what is not committed and gives
-/// the connection back: even after an error or a panic. A read that did not commit closes its
-/// connection instead, and the next reader opens another one.
+/// A transaction, or one statement that reads, and the connection that it runs on. Dropping it
+/// rolls back what is not committed and gives the connection back, even after an error or a panic.
+/// A read that did not commit closes its connection instead, and the next reader opens another one.
 pub struct SqliteTransaction<'a> {
     sqlite: &'a Sqlite,
     /// `None` only while it is dropped.
@@ -160,13 +171,14 @@ impl<'a> SqliteTransaction<'a> {
         }
     }
 
-    /// Runs the last statements and commits. The disk sync of a ledger row, as of every write, happens
-    /// in COMMIT: with `synchronous = FULL`, SQLite returns from it after the fsync of the WAL.
-    pub fn commit(&self, last: &[Statement]) -> Result<Vec<usize>> {
-        let changed = self.session().run(&bound(last), &mut |_, _| Ok(()))?;
+    /// Runs the last statements and commits. The disk sync of a ledger row, as of every write,
+    /// happens in COMMIT: with `synchronous = FULL`, SQLite returns from it after the fsync of the
+    /// WAL.
+    pub fn run_and_commit(&self, statements: &[Statement]) -> Result<Vec<usize>> {
+        let changed = self.session().run(statements, &mut |_, _| Ok(()))?;
         if !self.connection().is_autocommit() {
             let commit = || Ok(self.connection().prepare_cached("COMMIT")?.execute([])?);
-            self.sqlite.files.keep_failed_sync(commit())?;
+            self.sqlite.files.remember_failed_sync(commit())?;
         }
         self.is_committed.set(true);
         self.sqlite

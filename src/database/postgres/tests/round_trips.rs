@@ -13,7 +13,7 @@ use crate::database::postgres::encoding::SqlError;
 use crate::database::postgres::protocol::PgConnection;
 use crate::database::postgres::tls;
 use crate::database::postgres::uri::{DatabaseUri, SslMode};
-use crate::database::{BoundStatement, Row, SqlValue, values};
+use crate::database::{Row, SqlValue, Statement, values};
 use crate::store::test_server::PostgresServer;
 
 fn soon() -> Instant {
@@ -43,7 +43,11 @@ fn rows(
         values.resize(5, SqlValue::Null);
         rows.push(values);
     };
-    connection.run_one((statement, parameters), soon(), &mut read)?;
+    connection.run_one(
+        Statement::new(statement.to_owned(), parameters),
+        soon(),
+        &mut read,
+    )?;
     Ok(rows)
 }
 
@@ -87,20 +91,21 @@ fn statements_in_one_trip_are_one_transaction() {
     connection
         .run_text("CREATE TEMPORARY TABLE t (x BIGINT PRIMARY KEY)", soon())
         .expect("a table");
-    let insert = "INSERT INTO t VALUES ($1)";
-    let [one, two] = [values![1_i64], values![2_i64]];
-    let mut run = |begin, statements: &[BoundStatement]| {
+    let insert = |x: i64| Statement::new("INSERT INTO t VALUES ($1)", values![x]);
+    let mut run = |begin, statements: &[Statement]| {
         connection.run(begin, statements, None, soon(), &mut |_, _| ())
     };
-    let twice =
-        run(None, &[(insert, &one), (insert, &two), (insert, &one)]).expect_err("a duplicate");
+    let twice = run(None, &[insert(1), insert(2), insert(1)]).expect_err("a duplicate");
     assert_eq!(state(&twice), "23505");
     assert_eq!(
-        run(None, &[(insert, &two), (insert, &one)]),
+        run(None, &[insert(2), insert(1)]),
         Ok(vec![1, 1]),
         "none of the others was done"
     );
-    assert_eq!(run(Some("BEGIN"), &[("DELETE FROM t", &[])]), Ok(vec![2]));
+    assert_eq!(
+        run(Some("BEGIN"), &[Statement::new("DELETE FROM t", [])]),
+        Ok(vec![2])
+    );
     assert!(!connection.is_usable(), "a transaction is open");
     connection.run_text("ROLLBACK", soon()).expect("an end");
     assert!(connection.is_usable());
@@ -134,7 +139,11 @@ fn three_kinds_of_errors() {
     assert!(!connection.is_usable());
     connection = self::connection();
     let (began, limit) = (Instant::now(), Duration::from_millis(200));
-    let late = connection.run_one(("SELECT pg_sleep(60)", &[]), began + limit, &mut |_| ());
+    let late = connection.run_one(
+        Statement::new("SELECT pg_sleep(60)", []),
+        began + limit,
+        &mut |_| (),
+    );
     assert!(matches!(late, Err(SqlError::Unknown(_))), "{late:?}");
     assert!(began.elapsed() >= limit && began.elapsed() < Duration::from_secs(30));
 }
