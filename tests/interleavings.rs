@@ -5,8 +5,8 @@
 #[expect(dead_code, reason = "the service also asks how long a row has waited")]
 mod group_commit;
 
-/// What group commit is made of.
-mod sync_shim {
+/// The threads and locks of group commit.
+mod thread_primitives {
     pub use shuttle::sync::{Mutex, MutexGuard};
     pub use shuttle::thread;
 }

@@ -10,26 +10,28 @@ use super::group_commit::{GroupCommit, NotWritten};
 use super::rollup::Batch;
 use super::row::{COLUMNS, INSERT, LedgerRow, read_row};
 use crate::database::{
-    Database, DatabaseError, Result, Session, Statement, TransactionMode, bound, values,
+    Database, DatabaseError, Result, Session, Statement, TransactionMode, values,
 };
 
-/// Locks a gateway and reads the end of its chain. Finds nothing if the epoch has changed.
+/// Reads the head of a gateway's chain; `lock_chain` adds the row lock. Finds nothing if the epoch
+/// has changed.
 const READ_HEAD: &str = "SELECT head_seq, head_hash FROM gateways WHERE name = $1 AND epoch = $2";
 
 const MOVE_HEAD: &str = "UPDATE gateways SET head_seq = $1, head_hash = $2 WHERE name = $3";
 
-const READ_KEY: &str = "SELECT id, revoked FROM keys WHERE id = $1";
+/// A key that is not revoked has the largest time.
+const READ_KEY: &str = "SELECT id, coalesce(revoked, 9223372036854775807) FROM keys WHERE id = $1";
 
-/// A group that was sent to the database: where its chain ends, and the result for each row, some
-/// of which may be left out.
+/// A group that was sent to the database: the head of the chain after it, and the result for each
+/// row, some of which may be left out.
 #[derive(Clone)]
 struct SentGroup {
     head: ChainLink,
     results: Vec<Result<()>>,
 }
 
-/// The times when keys were revoked, by id; `None` for a valid one.
-type RevocationTimes = BTreeMap<String, Option<i64>>;
+/// The times when keys were revoked, by id.
+type RevocationTimes = BTreeMap<String, i64>;
 
 pub struct Ledger {
     pub(super) database: Arc<Database>,
@@ -54,8 +56,9 @@ impl Ledger {
         }
     }
 
-    /// Writes a row, with its place in the chain, and adds it to the sums. All of it is durable
-    /// when this returns. It shares its transaction with the rows that wait at the same time.
+    /// Writes a row, with its place in the chain, and adds it to the sums. All of it is synced to
+    /// disk when this returns, by the COMMIT in `SqliteTransaction::run_and_commit`. It shares its
+    /// transaction with the rows that wait at the same time.
     pub fn append(&self, mut row: LedgerRow) -> Result<()> {
         row.gateway.clone_from(&self.gateway);
         let write = |group: &[&LedgerRow], deadline| self.write_group(group, deadline);
@@ -81,7 +84,7 @@ impl Ledger {
     }
 
     fn write_group(&self, group: &[&LedgerRow], deadline: Instant) -> Vec<Result<()>> {
-        let results = match self.write_together(group, deadline) {
+        let results = match self.write_in_one_transaction(group, deadline) {
             Ok(results) => results,
             Err(error) if error.fails_every_row() || group.len() == 1 => {
                 vec![Err(error); group.len()]
@@ -89,7 +92,7 @@ impl Ledger {
             // Tries each row alone, to find the failing one.
             Err(_) => {
                 let alone = |row| {
-                    self.write_together(&[row], deadline)
+                    self.write_in_one_transaction(&[row], deadline)
                         .and_then(|mut one| one.remove(0))
                 };
                 group.iter().copied().map(alone).collect()
@@ -100,17 +103,21 @@ impl Ledger {
     }
 
     /// Writes rows in one transaction: all of them but those whose key is refused, or none.
-    fn write_together(&self, group: &[&LedgerRow], deadline: Instant) -> Result<Vec<Result<()>>> {
+    fn write_in_one_transaction(
+        &self,
+        group: &[&LedgerRow],
+        deadline: Instant,
+    ) -> Result<Vec<Result<()>>> {
         let work =
             |session: &Session, sent: Option<&SentGroup>| self.statements(session, group, sent);
         let (sent, _) = self
             .database
-            .group(TransactionMode::Append(deadline), work)?;
+            .commit_with_retries(TransactionMode::Append(deadline), work)?;
         Ok(sent.results)
     }
 
     /// Locks the chain and returns the statements that add a group to it. If the answer to an
-    /// earlier COMMIT was lost, the end of the chain says whether that group is part of it.
+    /// earlier COMMIT was lost, the head of the chain says whether that group is part of it.
     fn statements(
         &self,
         session: &Session,
@@ -123,12 +130,15 @@ impl Ledger {
             // replaced.
             return Ok((sent.clone(), vec![self.move_head(head)]));
         }
-        let check_revocation = |row: &&LedgerRow| match revoked
-            .as_ref()
-            .map(|keys| keys.get(&row.key_id))
-        {
-            Some(None) => Err(DatabaseError::KeyRevoked),
-            Some(Some(Some(revoked))) if *revoked <= row.created => Err(DatabaseError::KeyRevoked),
+        // On PostgreSQL, once more: `api::key::authenticate` has checked the key of every request.
+        let check_revocation = |row: &&LedgerRow| match &revoked {
+            Some(keys)
+                if keys
+                    .get(&row.key_id)
+                    .is_none_or(|time| *time <= row.created) =>
+            {
+                Err(DatabaseError::KeyRevoked)
+            }
             _ => Ok(()),
         };
         let results: Vec<Result<()>> = group.iter().map(check_revocation).collect();
@@ -141,13 +151,13 @@ impl Ledger {
         Ok((SentGroup { head, results }, statements))
     }
 
-    /// The statements that append rows to the chain after its end, and the new end.
+    /// The statements that append rows to the chain after its head, and the new head.
     pub(super) fn append_after<'a>(
         &self,
-        end: ChainLink,
+        head: ChainLink,
         rows: impl IntoIterator<Item = &'a LedgerRow>,
     ) -> (ChainLink, Vec<Statement>) {
-        let (mut head, mut sums, mut statements) = (end, Batch::default(), Vec::new());
+        let (mut head, mut sums, mut statements) = (head, Batch::default(), Vec::new());
         for row in rows {
             head = head.following(row);
             statements.push(Statement::new(INSERT, row.values(head.seq, head.hash)));
@@ -161,7 +171,7 @@ impl Ledger {
     }
 
     /// Keeps every other process from writing rows of this gateway until the transaction ends.
-    /// Returns the end of its chain and, on PostgreSQL, when the keys of a group were revoked: the
+    /// Returns the head of its chain and, on PostgreSQL, when the keys of a group were revoked: the
     /// look-up of a key may have been answered by a primary that was replaced.
     pub(super) fn lock_chain(
         &self,
@@ -184,7 +194,7 @@ impl Ledger {
             statements.extend(keys.into_iter().map(read_key));
         }
         let mut head = None;
-        session.run(&bound(&statements), &mut |number, mut row| {
+        session.run(&statements, &mut |number, mut row| {
             if number == 0 {
                 head = Some(ChainLink::read(row)?);
             } else if let Some(revoked) = &mut revoked {
@@ -536,7 +546,7 @@ pub mod tests {
         ];
         let results = store
             .ledger
-            .write_together(&rows.each_ref(), Instant::now() + Duration::from_secs(60))
+            .write_in_one_transaction(&rows.each_ref(), Instant::now() + Duration::from_secs(60))
             .expect("a transaction");
         assert!(
             matches!(

@@ -7,14 +7,15 @@ use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::sync_shim::{Mutex, MutexGuard, thread};
+use super::thread_primitives::{Mutex, MutexGuard, thread};
 
 pub struct GroupCommit<T, R>(Mutex<ItemQueue<T, R>>);
 
 struct ItemQueue<T, R> {
-    /// A thread writes a group, whose oldest item has waited since this time.
-    leading: Option<Instant>,
-    jobs: VecDeque<Arc<WaitingItem<T, R>>>,
+    /// When the oldest item of the group began to wait that a leader writes now; `None` if there is
+    /// no leader.
+    leader_since: Option<Instant>,
+    items: VecDeque<Arc<WaitingItem<T, R>>>,
 }
 
 struct WaitingItem<T, R> {
@@ -38,8 +39,8 @@ pub enum NotWritten {
 impl<T, R> Default for GroupCommit<T, R> {
     fn default() -> Self {
         Self(Mutex::new(ItemQueue {
-            leading: None,
-            jobs: VecDeque::new(),
+            leader_since: None,
+            items: VecDeque::new(),
         }))
     }
 }
@@ -55,55 +56,60 @@ impl<T, R: Clone> GroupCommit<T, R> {
     ) -> Result<R, NotWritten> {
         let since = Instant::now();
         let (result, thread) = (OnceLock::new(), thread::current());
-        let job = Arc::new(WaitingItem {
+        let own = Arc::new(WaitingItem {
             item,
             since,
             deadline: since + timeout,
             result,
             thread,
         });
-        self.lock().jobs.push_back(Arc::clone(&job));
+        self.lock().items.push_back(Arc::clone(&own));
         loop {
-            if let Some(result) = job.result.get() {
+            if let Some(result) = own.result.get() {
                 return result.clone();
             }
-            match self.lead(&job) {
-                Some(leader) => leader.write_group(&write),
-                None => self.wait(&job)?,
+            match self.lead(&own) {
+                Some(leader) => {
+                    let items: Vec<&T> = leader.group.iter().map(|member| &member.item).collect();
+                    // The first one has waited longest.
+                    let results = write(&items, leader.group[0].deadline);
+                    for (member, result) in leader.group.iter().zip(results) {
+                        member.report(Ok(result));
+                    }
+                }
+                None => self.wait(&own)?,
             }
         }
     }
 
     /// The time since which the oldest item has waited for its result.
     pub fn waiting_since(&self) -> Option<Instant> {
-        let waiting = self.lock();
-        waiting
-            .leading
-            .into_iter()
-            .chain(waiting.jobs.front().map(|job| job.since))
-            .min()
+        let queue = self.lock();
+        let first = queue.items.front().map(|item| item.since);
+        queue.leader_since.into_iter().chain(first).min()
     }
 
-    /// Takes everything that waits. Returns `None` if there is a leader already, or if the job has
-    /// its result: a thread must not fail because of a group that its own item is not part of.
-    fn lead(&self, job: &WaitingItem<T, R>) -> Option<Leader<'_, T, R>> {
-        let mut waiting = self.lock();
-        if waiting.leading.is_some() || job.result.get().is_some() {
+    /// Takes everything that waits. Returns `None` if there is a leader already, or if the thread's
+    /// own item has its result: a thread must not fail because of a group that its item is not part
+    /// of.
+    fn lead(&self, own: &WaitingItem<T, R>) -> Option<Leader<'_, T, R>> {
+        let mut queue = self.lock();
+        if queue.leader_since.is_some() || own.result.get().is_some() {
             return None;
         }
-        waiting.leading = Some(waiting.jobs.front()?.since);
+        queue.leader_since = Some(queue.items.front()?.since);
         Some(Leader {
             queue: self,
-            group: waiting.jobs.drain(..).collect(),
+            group: queue.items.drain(..).collect(),
         })
     }
 
-    /// Waits to be woken. Past its deadline a job that no leader has taken leaves the queue.
-    fn wait(&self, job: &Arc<WaitingItem<T, R>>) -> Result<(), NotWritten> {
-        let left = job.deadline.saturating_duration_since(Instant::now());
+    /// Waits to be woken. Past its deadline, an item that no leader has taken leaves the queue.
+    fn wait(&self, own: &Arc<WaitingItem<T, R>>) -> Result<(), NotWritten> {
+        let left = own.deadline.saturating_duration_since(Instant::now());
         if !left.is_zero() {
             thread::park_timeout(left);
-        } else if self.withdraw(job) {
+        } else if self.withdraw(own) {
             return Err(NotWritten::Late);
         } else {
             // A leader has it, and reports to it on every path.
@@ -112,19 +118,15 @@ impl<T, R: Clone> GroupCommit<T, R> {
         Ok(())
     }
 
-    fn withdraw(&self, job: &Arc<WaitingItem<T, R>>) -> bool {
-        let mut waiting = self.lock();
-        let Some(place) = waiting
-            .jobs
-            .iter()
-            .position(|other| Arc::ptr_eq(other, job))
-        else {
-            return false;
-        };
-        waiting.jobs.remove(place);
-        // It may have been the one that was woken when the leader was done.
-        wake_next(waiting);
-        true
+    fn withdraw(&self, own: &Arc<WaitingItem<T, R>>) -> bool {
+        let mut queue = self.lock();
+        let place = queue.items.iter().position(|item| Arc::ptr_eq(item, own));
+        let is_withdrawn = place.and_then(|place| queue.items.remove(place)).is_some();
+        if is_withdrawn {
+            // It may have been the one that was woken when the leader was done.
+            wake_next(queue);
+        }
+        is_withdrawn
     }
 
     fn lock(&self) -> MutexGuard<'_, ItemQueue<T, R>> {
@@ -133,9 +135,9 @@ impl<T, R: Clone> GroupCommit<T, R> {
 }
 
 /// Wakes the first in the queue, after unlocking it: that thread would only wait for the lock.
-fn wake_next<T, R>(waiting: MutexGuard<'_, ItemQueue<T, R>>) {
-    let next = waiting.jobs.front().cloned();
-    drop(waiting);
+fn wake_next<T, R>(queue: MutexGuard<'_, ItemQueue<T, R>>) {
+    let next = queue.items.front().cloned();
+    drop(queue);
     if let Some(next) = next {
         next.thread.unpark();
     }
@@ -148,26 +150,14 @@ struct Leader<'a, T, R: Clone> {
     group: Vec<Arc<WaitingItem<T, R>>>,
 }
 
-impl<T, R: Clone> Leader<'_, T, R> {
-    fn write_group(self, write: impl Fn(&[&T], Instant) -> Vec<R>) {
-        let items: Vec<&T> = self.group.iter().map(|job| &job.item).collect();
-        // The first one has waited longest.
-        let results = write(&items, self.group[0].deadline);
-        self.group
-            .iter()
-            .zip(results)
-            .for_each(|(job, result)| job.report(Ok(result)));
-    }
-}
-
 impl<T, R: Clone> Drop for Leader<'_, T, R> {
     fn drop(&mut self) {
         self.group
             .iter()
-            .for_each(|job| job.report(Err(NotWritten::Panicked)));
-        let mut waiting = self.queue.lock();
-        waiting.leading = None;
-        wake_next(waiting);
+            .for_each(|member| member.report(Err(NotWritten::Panicked)));
+        let mut queue = self.queue.lock();
+        queue.leader_since = None;
+        wake_next(queue);
     }
 }
 
@@ -184,7 +174,7 @@ impl<T, R> WaitingItem<T, R> {
 impl<T, R: Clone> GroupCommit<T, R> {
     /// Returns whether there is a leader, and how many wait for the next one.
     pub fn waiting(&self) -> (bool, usize) {
-        let waiting = self.lock();
-        (waiting.leading.is_some(), waiting.jobs.len())
+        let queue = self.lock();
+        (queue.leader_since.is_some(), queue.items.len())
     }
 }

@@ -19,8 +19,8 @@ mod schema;
 mod serve_lock;
 mod sums;
 mod sums_check;
-mod sync_shim;
 mod test_write;
+mod thread_primitives;
 mod verify;
 
 pub use append::Ledger;

@@ -31,8 +31,8 @@ impl Span {
     }
 }
 
-/// The columns of a place, and of its figures.
-pub(super) const PLACE: &str = "span, start, key_id, key_name, status, error_code, gateway";
+/// The columns of the key of a rollup row, and of its figures.
+pub(super) const KEY_COLUMNS: &str = "span, start, key_id, key_name, status, error_code, gateway";
 pub(super) const FIGURES: [&str; 5] = [
     "requests",
     "prompt_tokens",
@@ -43,7 +43,7 @@ pub(super) const FIGURES: [&str; 5] = [
 
 /// The columns of the rollup.
 pub(super) fn columns() -> String {
-    format!("{PLACE}, {}", FIGURES.join(", "))
+    format!("{KEY_COLUMNS}, {}", FIGURES.join(", "))
 }
 
 /// A query for the sums of some rows, with the columns of the rollup.
@@ -57,19 +57,19 @@ pub(super) fn sums_of_rows(span: i64, condition: &str) -> String {
     )
 }
 
-/// Adds figures to those of a place. A runtime's figures are at most 1,000,000,000, so sums do not
+/// Adds figures to those of a key. A runtime's figures are at most 1,000,000,000, so sums do not
 /// overflow.
 static UPSERT: LazyLock<String> = LazyLock::new(|| {
     let add = |figure| format!("{figure} = usage_rollup.{figure} + excluded.{figure}");
     format!(
         "INSERT INTO usage_rollup ({}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
-         ON CONFLICT ({PLACE}) DO UPDATE SET {}",
+         ON CONFLICT ({KEY_COLUMNS}) DO UPDATE SET {}",
         columns(),
         FIGURES.map(add).join(", ")
     )
 });
 
-/// A place in the rollup: its length, its start, and what its rows have in common.
+/// The key of a rollup row: the length and the start of its span, and what its rows have in common.
 type RollupKey<'a> = (i64, i64, &'a str, &'a str, i64, &'a str, &'a str);
 
 /// Rows that are added to the sums together.
@@ -88,7 +88,7 @@ impl<'a> Batch<'a> {
             [prompt_tokens, completion_tokens, total_tokens].map(Option::unwrap_or_default);
         let figures = [1, prompt, completion, total, is_unmeasured.into()];
         for span in [Span::Hour, Span::Day] {
-            let place = (
+            let key = (
                 span.seconds(),
                 span.start(row.created),
                 row.key_id.as_str(),
@@ -97,7 +97,7 @@ impl<'a> Batch<'a> {
                 row.error_code.as_deref().unwrap_or_default(),
                 row.gateway.as_str(),
             );
-            let sums = self.0.entry(place).or_default();
+            let sums = self.0.entry(key).or_default();
             sums.iter_mut()
                 .zip(figures)
                 .for_each(|(sum, figure)| *sum += figure);
@@ -105,13 +105,11 @@ impl<'a> Batch<'a> {
     }
 
     pub fn upserts(self) -> impl Iterator<Item = Statement> {
-        self.0.into_iter().map(|(place, figures)| {
-            let (span, start, key_id, key_name, status, error_code, gateway) = place;
-            let place = values![span, start, key_id, key_name, status, error_code, gateway];
-            let parameters: Vec<SqlValue> = place
-                .into_iter()
-                .chain(figures.map(SqlValue::from))
-                .collect();
+        self.0.into_iter().map(|(key, figures)| {
+            let (span, start, key_id, key_name, status, error_code, gateway) = key;
+            let key = values![span, start, key_id, key_name, status, error_code, gateway];
+            let parameters: Vec<SqlValue> =
+                key.into_iter().chain(figures.map(SqlValue::from)).collect();
             Statement::new(UPSERT.as_str(), parameters)
         })
     }

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::fault::Fault;
-use super::rollup::{FIGURES, PLACE, Span, columns, sums_of_rows};
+use super::rollup::{FIGURES, KEY_COLUMNS, Span, columns, sums_of_rows};
 use crate::database::{Result, Row, Session, values};
 use crate::id::RequestId;
 use crate::progress::Progress;
@@ -132,9 +132,9 @@ impl MissingRows {
             }
             differences.extend(session.rows(&days, &values![day, until], Difference::read)?);
             // The day of an hour that can't be proven can't be proven either.
-            let mut day_places = BTreeSet::new();
+            let mut day_keys = BTreeSet::new();
             for difference in differences {
-                if day_places.insert(difference.rest.clone()) {
+                if day_keys.insert(difference.rest.clone()) {
                     self.add_unproven(day, DAY);
                 }
                 if let Some(fault) = self.add(difference) {
@@ -192,11 +192,11 @@ fn days_and_hours() -> String {
     differences(86_400, &counted)
 }
 
-/// A query for the places of a span at which the sums that are kept differ from those that a query
+/// A query for the keys of a span at which the sums that are kept differ from those that a query
 /// counts. $1 and $2 are the time.
 fn differences(span: i64, counted: &str) -> String {
     let columns = columns();
-    // Each side has a place at most once, so the greatest figure of a side is its only one.
+    // Each side has a key at most once, so the greatest figure of a side is its only one.
     let figure = |figure: &str, is_kept: u8| {
         format!("coalesce(max({figure}) FILTER (WHERE is_kept = {is_kept}), 0)")
     };
@@ -208,19 +208,19 @@ fn differences(span: i64, counted: &str) -> String {
         "WITH kept AS (SELECT {columns} FROM usage_rollup WHERE span = {span} AND start >= $1 AND start < $2),
          counted ({columns}) AS ({counted}),
          sides AS (SELECT 1 AS is_kept, kept.* FROM kept UNION ALL SELECT 0, counted.* FROM counted)
-         SELECT {PLACE}, CAST(sum(is_kept) AS BIGINT), count(*), {}, {} FROM sides
-         GROUP BY {PLACE} HAVING count(*) <> 2 OR {differs} ORDER BY start",
+         SELECT {KEY_COLUMNS}, CAST(sum(is_kept) AS BIGINT), count(*), {}, {} FROM sides
+         GROUP BY {KEY_COLUMNS} HAVING count(*) <> 2 OR {differs} ORDER BY start",
         side(1),
         side(0),
     )
 }
 
-/// A place at which sums differ from what was counted.
+/// A key of the rollup at which sums differ from what was counted.
 struct Difference {
     span: i64,
     start: i64,
     gateway: String,
-    /// The rest of the place.
+    /// The rest of the key.
     rest: (String, String, i64, String, String),
     is_kept: bool,
     is_counted: bool,
