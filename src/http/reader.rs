@@ -21,7 +21,7 @@ pub struct Reader {
 }
 
 enum ReaderState {
-    Head(HeadStart),
+    Head(PartialHead),
     Body(RequestHead, Body),
 }
 
@@ -37,7 +37,7 @@ pub enum ReadStep {
 
 /// A head that is not complete.
 #[derive(Default)]
-struct HeadStart {
+struct PartialHead {
     /// Empty between two requests.
     bytes: Vec<u8>,
     /// Bytes of the empty lines before it: a CR is next after an even number.
@@ -48,7 +48,7 @@ struct HeadStart {
 
 impl Default for ReaderState {
     fn default() -> Self {
-        Self::Head(HeadStart::default())
+        Self::Head(PartialHead::default())
     }
 }
 
@@ -127,7 +127,7 @@ impl Reader {
     }
 }
 
-impl HeadStart {
+impl PartialHead {
     /// Takes a head off the front of `input`, and keeps an incomplete one.
     fn push(&mut self, input: &mut &[u8]) -> Result<Option<RequestHead>, Malformed> {
         if self.bytes.is_empty() {

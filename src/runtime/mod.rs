@@ -44,7 +44,7 @@ pub struct RequestCost {
 }
 
 impl RequestCost {
-    /// Makes a call that ends with the request's time for the runtime, and adds its time and
+    /// Makes a call within what is left of the request's `runtime.timeout`, and adds its time and
     /// tokens.
     fn measure(
         &mut self,
@@ -74,7 +74,7 @@ pub type CallResult = Result<Generated, (String, RuntimeError)>;
 /// The runtimes that are configured: at least one.
 pub struct Runtimes {
     client: HttpClient,
-    members: Vec<RuntimeEntry>,
+    entries: Vec<RuntimeEntry>,
     model: String,
     authorization: Option<String>,
     timeout: Duration,
@@ -89,7 +89,7 @@ impl Runtimes {
         }
         Some(Self {
             client: HttpClient::new(workers, config.ca.clone()),
-            members: config
+            entries: config
                 .urls
                 .iter()
                 .map(|url| RuntimeEntry::new(url))
@@ -119,7 +119,7 @@ impl Runtimes {
     pub fn check(&self, chat: &Chat) -> Result<Generated, RuntimeError> {
         let deadline = Instant::now() + self.timeout;
         self.ask(
-            &self.members[0],
+            &self.entries[0],
             &self.body(chat, None),
             deadline,
             &Cancellation::default(),
@@ -128,20 +128,20 @@ impl Runtimes {
 
     /// Returns the status of each runtime, in the order of the configuration.
     pub fn status(&self) -> Vec<RuntimeStatus> {
-        self.members.iter().map(RuntimeEntry::status).collect()
+        self.entries.iter().map(RuntimeEntry::status).collect()
     }
 
     /// Probes the failed runtimes, one after the other: one that hangs delays the others by the
     /// time of a probe.
     pub fn probe_failed(&self) {
-        for member in &self.members {
-            let Some(failures) = member.probe_due() else {
+        for entry in &self.entries {
+            let Some(failures) = entry.probe_due() else {
                 continue;
             };
-            if probe::is_ready(&self.client, self.authorization.as_deref(), &member.url) {
-                member.recover(failures);
+            if probe::is_ready(&self.client, self.authorization.as_deref(), &entry.url) {
+                entry.recover(failures);
             } else {
-                member.note_failed_probe();
+                entry.note_failed_probe();
             }
         }
     }
@@ -163,19 +163,19 @@ impl Runtimes {
         cancellation: &Cancellation,
     ) -> CallResult {
         let mut refusal = None;
-        for member in self.by_rank() {
+        for entry in self.by_rank() {
             let sent = Instant::now();
             // A runtime without time for an answer would only be noted as failed.
             if refusal.is_some() && sent >= deadline {
                 break;
             }
-            let result = self.ask(member, body, deadline, cancellation);
-            member.note(sent, &result);
+            let result = self.ask(entry, body, deadline, cancellation);
+            entry.note(sent, &result);
             match result {
                 Err(error) if error.is_refusal() => {
-                    refusal.get_or_insert_with(|| (member.url.clone(), error));
+                    refusal.get_or_insert_with(|| (entry.url.clone(), error));
                 }
-                result => return result.map_err(|error| (member.url.clone(), error)),
+                result => return result.map_err(|error| (entry.url.clone(), error)),
             }
         }
         // The first runtime was the most likely to work; the others may have failed long ago, and
@@ -186,21 +186,21 @@ impl Runtimes {
     /// Healthy runtimes first, and among these the least busy. Ties: the order of the
     /// configuration.
     fn by_rank(&self) -> Vec<&RuntimeEntry> {
-        let mut members: Vec<&RuntimeEntry> = self.members.iter().collect();
-        members.sort_by_cached_key(|member| member.rank());
-        members
+        let mut entries: Vec<&RuntimeEntry> = self.entries.iter().collect();
+        entries.sort_by_cached_key(|entry| entry.rank());
+        entries
     }
 
     fn ask(
         &self,
-        member: &RuntimeEntry,
+        entry: &RuntimeEntry,
         body: &[u8],
         deadline: Instant,
         cancellation: &Cancellation,
     ) -> Result<Generated, RuntimeError> {
-        let _running = member.begin_call();
+        let _running = entry.begin_call();
         let answer = self.client.call(&Call {
-            uri: &member.uri,
+            uri: &entry.uri,
             authorization: self.authorization.as_deref(),
             body: Some(body),
             deadline,
@@ -268,21 +268,21 @@ mod tests {
             runtimes
                 .by_rank()
                 .iter()
-                .map(|member| &member.url[7..8])
+                .map(|entry| &entry.url[7..8])
                 .collect()
         };
         let fail = |number: usize| {
-            runtimes.members[number].note(Instant::now(), &Err(RuntimeError::Status(500)))
+            runtimes.entries[number].note(Instant::now(), &Err(RuntimeError::Status(500)))
         };
         assert_eq!(order(), "abc");
-        let first = runtimes.members[0].begin_call();
+        let first = runtimes.entries[0].begin_call();
         assert_eq!(order(), "bca");
         fail(1);
         assert_eq!(order(), "cab");
         drop(first);
         assert_eq!(order(), "acb");
         fail(0);
-        let _second = runtimes.members[0].begin_call();
+        let _second = runtimes.entries[0].begin_call();
         assert_eq!(
             order(),
             "cba",
@@ -290,7 +290,7 @@ mod tests {
         );
         fail(2);
         assert_eq!(order(), "bca");
-        runtimes.members[0].recover(1);
+        runtimes.entries[0].recover(1);
         assert_eq!(order(), "abc");
     }
 }

@@ -134,6 +134,7 @@ impl<'de: 'a, 'a> Visitor<'de> for FirstChoice<'a> {
     }
 }
 
+/// Reads the reply of a runtime with status 200: the text, the finish reason and the token figures.
 pub fn read_answer(bytes: &[u8]) -> Result<Generated, RuntimeError> {
     let answer: CompletionAnswer =
         serde_json::from_slice(bytes).map_err(|_| RuntimeError::NotJson)?;
