@@ -35,8 +35,8 @@ impl MonitoringEndpoints {
     /// Returns `None` for another path.
     pub fn probe(&self, head: &RequestHead) -> Option<Response> {
         match head.path() {
-            "/healthz" => Some(answer_get(head, || plain(200, "ok"))),
-            "/readyz" => Some(answer_get(head, || self.readiness())),
+            "/healthz" => Some(respond_to_get(head, || plain(200, "ok"))),
+            "/readyz" => Some(respond_to_get(head, || self.readiness())),
             _ => None,
         }
     }
@@ -47,9 +47,9 @@ impl MonitoringEndpoints {
     }
 
     /// Answers a scrape. Returns `None` if the request is for another path.
-    pub fn answer(&self, request: &Request) -> Option<Response> {
+    pub fn respond(&self, request: &Request) -> Option<Response> {
         let head = &request.head;
-        Self::takes_key(head).then(|| answer_get(head, || self.metrics(request)))
+        Self::takes_key(head).then(|| respond_to_get(head, || self.metrics(request)))
     }
 
     pub fn runtime_status(&self) -> Vec<RuntimeStatus> {
@@ -119,7 +119,7 @@ impl MonitoringEndpoints {
 }
 
 /// Answers GET and HEAD, and refuses other methods.
-fn answer_get(head: &RequestHead, response: impl FnOnce() -> Response) -> Response {
+fn respond_to_get(head: &RequestHead, response: impl FnOnce() -> Response) -> Response {
     let response = match head.method() {
         "GET" | "HEAD" => response(),
         _ => plain(405, "Only GET and HEAD are answered here.").with("allow", "GET, HEAD"),

@@ -21,7 +21,7 @@ pub fn authenticate(digest: &SecretDigest, store: &Store, created: i64) -> Resul
     };
     match key.state(when::now()) {
         KeyState::Active | KeyState::Expiring => Ok(key),
-        KeyState::Revoked => Err(revoked(key.id)),
+        KeyState::Revoked => Err(revoked_failure(key.id)),
         KeyState::Expired => Err(Failure {
             key_id: Some(key.id),
             ..refused(
@@ -32,7 +32,7 @@ pub fn authenticate(digest: &SecretDigest, store: &Store, created: i64) -> Resul
     }
 }
 
-pub fn revoked(key_id: String) -> Failure {
+pub fn revoked_failure(key_id: String) -> Failure {
     let message = "This API key was revoked. Ask for a new one.";
     Failure {
         key_id: Some(key_id),

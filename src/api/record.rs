@@ -25,9 +25,9 @@ pub struct Record {
     /// The client went away before there was an outcome.
     pub is_abandoned: bool,
     /// It was refused because the ledger is unavailable.
-    pub has_no_row: bool,
+    pub is_refused_by_outage: bool,
     /// It gets no line in the log.
-    pub is_quiet: bool,
+    pub is_not_logged: bool,
 }
 
 /// The `error_code` of a row whose client went away.
@@ -49,8 +49,8 @@ impl Record {
             cost: RequestCost::default(),
             ledger_time: None,
             is_abandoned: false,
-            has_no_row: false,
-            is_quiet: false,
+            is_refused_by_outage: false,
+            is_not_logged: false,
         }
     }
 

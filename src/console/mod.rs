@@ -31,7 +31,7 @@ use crate::when;
 const HTTPS_ONLY: &str = "max-age=31536000";
 
 impl Console {
-    pub fn answer(&self, request: &Request) -> Response {
+    pub fn respond(&self, request: &Request) -> Response {
         let answer = panic::catch_unwind(AssertUnwindSafe(|| self.serve(request)));
         let mut response =
             answer.unwrap_or_else(|_| error_pages::error(None, None, &PageError::Panic));
@@ -78,7 +78,7 @@ impl Console {
 
     fn serve(&self, request: &Request) -> Response {
         if let Some(answer) =
-            html::assets::find(&request.head).or_else(|| self.monitoring.answer(request))
+            html::assets::find(&request.head).or_else(|| self.monitoring.respond(request))
         {
             return answer;
         }

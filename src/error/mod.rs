@@ -109,8 +109,9 @@ impl Failure {
         }
     }
 
-    /// A request is shed under overload. Its content was not read.
-    pub fn shed(cause: FailureCause) -> Self {
+    /// The 503 for a request that is shed under overload, or a connection that is rejected. The
+    /// body was not parsed.
+    pub fn overloaded(cause: FailureCause) -> Self {
         let message = "The service has more requests than it can take. Try again shortly.";
         Self::unavailable(cause, message, None)
     }

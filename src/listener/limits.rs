@@ -9,7 +9,7 @@ pub struct Limits {
     /// Complete requests that may wait for a worker.
     pub queue: usize,
     pub max_connections: usize,
-    /// The bytes held for all connections together: heads, bodies, answers not yet sent.
+    /// The bytes held for all connections together: heads, bodies, responses not yet sent.
     pub buffered_bytes: usize,
     /// From the first byte of a request to its last.
     pub request_time: Duration,

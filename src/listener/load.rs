@@ -101,7 +101,7 @@ pub struct Snapshot {
     pub queue: Gauge,
     /// Open connections, idle ones too.
     pub connections: Gauge,
-    /// The bytes held for clients: heads, bodies, answers not yet sent.
+    /// The bytes held for clients: heads, bodies, responses not yet sent.
     pub buffered_bytes: Gauge,
     /// Connections that were taken.
     pub accepted: u64,

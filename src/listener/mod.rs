@@ -1,5 +1,5 @@
 //! The listener: one thread that accepts connections and reads requests without ever waiting for a
-//! client, and a fixed pool of workers that answer the complete ones.
+//! client, and a fixed pool of workers that respond to the complete ones.
 //!
 //! A client costs a buffer, never a thread. Every buffer, count and time has a limit: those that
 //! depend on the settings are in [`Limits`], constants beside the code that they bound.
@@ -42,7 +42,7 @@ use crate::http::{ClientInfo, Request, RequestHead, Response};
 use crate::network::ClientNetwork;
 use crate::secret::SecretDigest;
 
-/// Answers requests.
+/// Responds to requests.
 pub trait Service: Send + Sync + 'static {
     /// Decides from its head whether the body of a request is read, or which response it gets at
     /// once. The loop calls this, so nothing is looked up.
@@ -62,12 +62,12 @@ pub trait Service: Send + Sync + 'static {
     /// they can't be read.
     fn lanes(&self, names: &[Arc<str>]) -> Option<Vec<Lane>>;
 
-    /// Answers a complete request, on a worker. If the client goes away, the loop cancels what this
-    /// waits for. Until it has set the limit of its lane, or is done, the other requests of the
-    /// lane wait.
-    fn answer(&self, pending: &PendingRequest, running: &RunningRequest) -> Response;
+    /// Responds to a complete request, on a worker. If the client goes away, the loop cancels what
+    /// this waits for. Until it has set the limit of its lane, or is done, the other requests of
+    /// the lane wait.
+    fn respond(&self, pending: &PendingRequest, running: &RunningRequest) -> Response;
 
-    /// Answers a request that gets no worker: broken HTTP, which has no destination, or one that is
+    /// Refuses a request that gets no worker: broken HTTP, which has no destination, or one that is
     /// shed.
     fn refuse(
         &self,
@@ -77,7 +77,7 @@ pub trait Service: Send + Sync + 'static {
     ) -> Response;
 }
 
-/// The decision, from its head, to read a request and let a thread answer it.
+/// The decision, from its head, to read a request and let a thread respond to it.
 #[derive(Clone, Debug)]
 pub struct Admission {
     pub destination: Destination,
@@ -102,7 +102,7 @@ impl Admission {
     }
 }
 
-/// The threads that answer a request, and the digest of the key or session that it presents.
+/// The threads that respond to a request, and the digest of the key or session that it presents.
 #[derive(Clone, Copy, Debug)]
 pub enum Destination {
     Api(SecretDigest),

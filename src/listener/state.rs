@@ -13,9 +13,8 @@ use super::credential_cache::CredentialCache;
 use super::limits::Limits;
 use super::load::{EventCounts, Gauge, LoadEvent, Snapshot};
 use super::queue::{Capacity, FairQueue, HeavyLane, Job, LaneLoad, LaneName};
-use super::{Admission, Destination, PendingRequest};
+use super::{Admission, Destination};
 use crate::client::Cancellation;
-use crate::http::Response;
 use crate::mutex::lock;
 
 /// The console has two threads of its own, so that no page delays a completion. More would only use
@@ -143,12 +142,6 @@ impl ListenerState {
 
     pub(super) fn is_stopping(&self) -> bool {
         self.is_stopping.load(Ordering::Acquire)
-    }
-
-    pub(super) fn encode(&self, pending: &PendingRequest, response: Response) -> Outgoing {
-        let is_body_read = pending.request.body.is_some();
-        let is_last = self.is_stopping();
-        Outgoing::encode(response, &pending.request.head, is_body_read, is_last)
     }
 
     /// Passes a response to the loop.

@@ -1,5 +1,5 @@
 //! TLS on the listener's thread. A session never blocks: it belongs to the event loop, which
-//! decrypts what a client sends and encrypts what a worker answers.
+//! decrypts what a client sends and encrypts what a worker responds.
 
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use crate::{certificates, files};
 /// 9.3 after a completion.
 const OWN_BYTES: usize = 10 * 1024;
 
-/// The bytes of an answer that are encrypted ahead of what the socket takes.
+/// The bytes of a response that are encrypted ahead of what the socket takes.
 const AHEAD: usize = 64 * 1024;
 
 /// Begins sessions with the current certificate.

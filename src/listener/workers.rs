@@ -1,5 +1,5 @@
-//! The threads that answer requests: the API's workers, the thread that looks up unknown keys, and
-//! the console's.
+//! The threads that respond to requests: the API's workers, the thread that looks up unknown keys,
+//! and the console's.
 
 use std::io;
 use std::panic::{self, AssertUnwindSafe};
@@ -13,8 +13,9 @@ use super::connection::Outgoing;
 use super::load::LoadEvent;
 use super::queue::{FairQueue, Job, Lane, LaneName, TakeError, Work};
 use super::state::{CONSOLE_CAPACITY, ListenerState};
-use super::{Destination, Service};
+use super::{Destination, PendingRequest, Service};
 use crate::error::{Failure, FailureCause};
+use crate::http::Response;
 use crate::http::response::{ConnectionHeader, LAST_CHUNK, chunk};
 use crate::thread_pool;
 
@@ -76,7 +77,7 @@ fn work_for_console<S: Service>(state: &ListenerState, service: &S) {
 fn serve(state: &ListenerState, service: &impl Service, queue: &FairQueue, job: Job) {
     let mut running = RunningRequest::new(state, queue, &job);
     let response = match job.work {
-        Work::Answer(pending) => {
+        Work::Request(pending) => {
             if pending.cancellation.is_cancelled() {
                 return;
             }
@@ -87,7 +88,7 @@ fn serve(state: &ListenerState, service: &impl Service, queue: &FairQueue, job: 
             {
                 state.credentials.insert(digest, lane.name.into());
             }
-            state.encode(&pending, service.answer(&pending, &running))
+            encode(state, &pending, service.respond(&pending, &running))
         }
         Work::Piece(mut rest, header) => match rest.next() {
             Ok(Some(piece)) => Outgoing {
@@ -100,6 +101,16 @@ fn serve(state: &ListenerState, service: &impl Service, queue: &FairQueue, job: 
         },
     };
     running.response = Some(response);
+}
+
+fn encode(state: &ListenerState, pending: &PendingRequest, response: Response) -> Outgoing {
+    let is_body_read = pending.request.body.is_some();
+    Outgoing::encode(
+        response,
+        &pending.request.head,
+        is_body_read,
+        state.is_stopping(),
+    )
 }
 
 /// Looks up unknown keys, one at a time, and once a second the limits of those that have requests.
@@ -120,7 +131,7 @@ fn look_up_unknown_keys<S: Service>(state: &ListenerState, service: &S) {
     }
 }
 
-/// Moves a request to the lane of its key, or answers it.
+/// Moves a request to the lane of its key, or refuses it.
 fn look_up_key(state: &ListenerState, service: &impl Service, job: Job) {
     let mut running = RunningRequest::new(state, &state.unknown_keys, &job);
     let Some(pending) = job
@@ -139,17 +150,17 @@ fn look_up_key(state: &ListenerState, service: &impl Service, job: Job) {
             // The loop, which cancels before it searches the queues, may have found nothing there.
             let is_removed = cancellation.is_cancelled() && state.remove(&cancellation);
             if !is_removed {
-                // The worker that takes it from the queue answers.
+                // The worker that takes it from the queue responds.
                 running.response = None;
             }
         }
-        Err(response) => running.response = Some(state.encode(pending, response)),
+        Err(response) => running.response = Some(encode(state, pending, response)),
         Ok(None) => {}
     }
 }
 
-/// Moves a request to the lane of its key. If the queue is full, answers the one that is shed, as
-/// `answer_shed` does on the event loop.
+/// Moves a request to the lane of its key. If the queue is full, refuses the one that is shed, as
+/// `refuse_shed` does on the event loop.
 fn move_to_lane(state: &ListenerState, service: &impl Service, job: Job, lane: Lane) {
     let name = Some(lane.name.into());
     let shed = state.api.push(Job {
@@ -164,7 +175,7 @@ fn move_to_lane(state: &ListenerState, service: &impl Service, job: Job, lane: L
         let response = service.refuse(
             pending.request.client.peer,
             Some(pending.admission.destination),
-            Failure::shed(FailureCause::QueueFull),
+            Failure::overloaded(FailureCause::QueueFull),
         );
         state.complete(job.connection, Outgoing::last(&response, false));
     }
@@ -196,7 +207,8 @@ pub struct RunningRequest<'a> {
     lane: LaneName,
     exclusive: bool,
     bytes: usize,
-    /// At first without bytes, after which the connection closes; `None` if another thread answers.
+    /// Starts without bytes and with `Close`, so that an early return or a panic closes the
+    /// connection; `None` if another thread responds.
     response: Option<Outgoing>,
 }
 

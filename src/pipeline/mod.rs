@@ -80,7 +80,7 @@ impl Pipeline {
         let mut chat = validation::read(head, body, self.compatibility)?;
         let runtimes = inference::configured(self.runtimes.as_deref())?;
         if let Some(failure) = self.outage() {
-            record.has_no_row = true;
+            record.is_refused_by_outage = true;
             return Err(failure);
         }
         let Record { cost, row, .. } = record;
@@ -101,7 +101,7 @@ impl Pipeline {
     ) -> Result<Generated, Failure> {
         record.is_abandoned = record.cost.cancellation.is_cancelled();
         record.set_outcome(result.as_ref().err());
-        if !self.has_row(record, result.as_ref().err()) {
+        if !self.decide_on_row(record, result.as_ref().err()) {
             return result;
         }
         let started = Instant::now();
@@ -115,7 +115,7 @@ impl Pipeline {
             self.metrics.ledger_errors.add(1);
         }
         match result {
-            Ok(_) if is_revoked => Err(key::revoked(record.row.key_id.clone())),
+            Ok(_) if is_revoked => Err(key::revoked_failure(record.row.key_id.clone())),
             Ok(_) => Err(ledger::row_not_written(&error)),
             Err(failure) => {
                 if !is_revoked {
@@ -127,18 +127,19 @@ impl Pipeline {
         }
     }
 
-    /// Decides whether a request gets a row. A key that has had too many refusals lately gets none
-    /// for more of them, nor a line in the log; and while the ledger is unavailable, only rows of
-    /// requests that cost an inference are tried.
-    fn has_row(&self, record: &mut Record, failure: Option<&Failure>) -> bool {
+    /// Decides whether a request gets a row, and counts one that is left out. A key that has had
+    /// too many refusals lately gets none for more of them, nor a line in the log; and while the
+    /// ledger is unavailable, only rows of requests that cost an inference are tried.
+    fn decide_on_row(&self, record: &mut Record, failure: Option<&Failure>) -> bool {
         let is_clients_fault =
             failure.is_some_and(|failure| (400..500).contains(&failure.error.status()));
         if is_clients_fault && !self.refusals.allow_row(&record.row.key_id, Instant::now()) {
-            record.is_quiet = true;
+            record.is_not_logged = true;
             self.metrics.unrecorded.add(1);
             return false;
         }
-        !record.has_no_row && (record.cost.time.is_some() || self.store.ledger.outage().is_none())
+        !record.is_refused_by_outage
+            && (record.cost.time.is_some() || self.store.ledger.outage().is_none())
     }
 
     /// Counts and logs a request, and makes its response.
@@ -152,7 +153,7 @@ impl Pipeline {
                 .count_answer(&record.row, error, total, record.ledger_time);
         }
         self.metrics.count_search(&record.row);
-        if !record.is_quiet {
+        if !record.is_not_logged {
             record.log(failure);
         }
         let response = match &result {

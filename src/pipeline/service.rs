@@ -76,10 +76,10 @@ impl Service for Pipeline {
         Some(keys.filter(|key| key.is_valid(now)).map(lane).collect())
     }
 
-    fn answer(&self, pending: &PendingRequest, running: &RunningRequest) -> Response {
+    fn respond(&self, pending: &PendingRequest, running: &RunningRequest) -> Response {
         let digest = match pending.admission.destination {
             Destination::Api(digest) => digest,
-            Destination::Console(_) => return self.console().answer(&pending.request),
+            Destination::Console(_) => return self.console().respond(&pending.request),
         };
         let mut record = Record::new(pending.request.client.peer, pending.received);
         record.cost.cancellation = pending.cancellation.clone();

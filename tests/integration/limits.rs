@@ -72,7 +72,7 @@ impl Service for Echo {
         None
     }
 
-    fn answer(&self, pending: &PendingRequest, running: &RunningRequest) -> Response {
+    fn respond(&self, pending: &PendingRequest, running: &RunningRequest) -> Response {
         running.set_limit(None);
         self.response(&pending.request)
     }

@@ -251,7 +251,7 @@ impl Service for Stuck {
         None
     }
 
-    fn answer(&self, _: &PendingRequest, _: &RunningRequest) -> Response {
+    fn respond(&self, _: &PendingRequest, _: &RunningRequest) -> Response {
         until("the worker may go on", || {
             !self.worker.load(Ordering::Acquire)
         });

@@ -137,8 +137,8 @@ fn table(charts: &[Chart], axis: &[AxisBar]) -> Markup {
     }
 }
 
-/// Draws bars on top of those in `below`. A bar's height is its exact share of the axis: small values belong at the
-/// bottom, where the style sheet adds a hairline.
+/// Draws bars on top of those in `below`. A bar's height is its exact share of the axis: small
+/// values belong at the bottom, where the style sheet adds a hairline.
 fn stacked_bars(values: &[Option<i64>], below: &mut [f64], top: f64) -> String {
     let mut path = String::new();
     for (bar, value) in values.iter().enumerate() {

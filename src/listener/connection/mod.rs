@@ -122,7 +122,7 @@ pub(super) enum TurnResult {
     Handshake,
     Request(Box<PendingRequest>),
     /// The head was enough for a response.
-    Answered(Outgoing),
+    Response(Outgoing),
     /// A piece of a long response is sent; the next one has to be made.
     Next(Box<dyn BodyStream>, ConnectionHeader),
     Malformed(Malformed),
@@ -163,9 +163,9 @@ impl InboundConnection {
         self.read_closed |= read_closed;
     }
 
-    /// Sends and reads until there is a request to answer, nothing to do but wait, or the turn is
+    /// Sends and reads until there is a complete request, nothing to do but wait, or the turn is
     /// over.
-    pub fn advance(&mut self, turn: &mut Turn) -> TurnResult {
+    pub fn run_turn(&mut self, turn: &mut Turn) -> TurnResult {
         loop {
             match self.phase {
                 Phase::Working => return TurnResult::Waiting,
@@ -181,12 +181,12 @@ impl InboundConnection {
     }
 
     /// The request went to a worker: `send_response` comes next.
-    pub fn hand_over(&mut self) {
+    pub fn begin_working(&mut self) {
         self.phase = Phase::Working;
         self.deadline = None;
     }
 
-    /// Takes a response; `advance` sends it.
+    /// Takes a response; `run_turn` sends it.
     pub fn send_response(&mut self, outgoing: Outgoing, limits: &Limits) {
         self.phase = Phase::Sending(outgoing);
         self.deadline = Some(Instant::now() + limits.send_time);
@@ -245,12 +245,12 @@ impl InboundConnection {
 
     /// The memory that it holds beyond itself.
     pub fn held_bytes(&self) -> usize {
-        let answer = match &self.phase {
-            Phase::Sending(answer) => answer.bytes.capacity(),
+        let response = match &self.phase {
+            Phase::Sending(outgoing) => outgoing.bytes.capacity(),
             Phase::Reading | Phase::Working | Phase::Draining { .. } => 0,
         };
         let tls = self.tls.as_ref().map_or(0, |session| session.held_bytes());
-        self.reader.held_bytes() + self.unread.capacity() + answer + tls
+        self.reader.held_bytes() + self.unread.capacity() + response + tls
     }
 
     /// Ends the TLS session of an idle connection, which is about to be closed.
@@ -272,22 +272,22 @@ impl InboundConnection {
     /// Sends the response, and then reads the next request or drains. Ends the turn if the response
     /// is not complete.
     fn send(&mut self, limits: &Limits) -> Result<(), TurnResult> {
-        let Phase::Sending(answer) = &mut self.phase else {
-            unreachable!("only an answer is sent");
+        let Phase::Sending(outgoing) = &mut self.phase else {
+            unreachable!("only a response is sent");
         };
-        let rest = &answer.bytes[answer.sent..];
+        let rest = &outgoing.bytes[outgoing.sent..];
         let (taken, is_flushed) = match &mut self.tls {
             Some(session) => (session.write(&self.stream, rest)?, session.is_flushed()),
             None => (self.stream.write_available(rest)?, true),
         };
-        answer.sent += taken;
-        if answer.sent < answer.bytes.len() || !is_flushed {
+        outgoing.sent += taken;
+        if outgoing.sent < outgoing.bytes.len() || !is_flushed {
             return Err(TurnResult::Waiting);
         }
-        if let Some(rest) = answer.rest.take() {
-            return Err(TurnResult::Next(rest, answer.header));
+        if let Some(rest) = outgoing.rest.take() {
+            return Err(TurnResult::Next(rest, outgoing.header));
         }
-        match answer.header {
+        match outgoing.header {
             ConnectionHeader::Omitted | ConnectionHeader::KeepAlive => {
                 self.phase = Phase::Reading;
                 self.deadline = Some(Instant::now() + limits.idle_time);
@@ -333,7 +333,7 @@ mod tests {
             stopping: false,
             admit: &admit,
         };
-        let outcome = connection.advance(&mut turn);
+        let outcome = connection.run_turn(&mut turn);
         (outcome, turn.left)
     }
 

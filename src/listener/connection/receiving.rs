@@ -48,7 +48,7 @@ impl InboundConnection {
                         let is_last = turn.stopping || self.head_responses >= MAX_HEAD_RESPONSES;
                         // If the body has not come whole, the beginning of the next request is
                         // unknown.
-                        return TurnResult::Answered(Outgoing::encode(
+                        return TurnResult::Response(Outgoing::encode(
                             response,
                             &head,
                             is_body_skipped,
@@ -92,7 +92,7 @@ impl InboundConnection {
                 Err(end) => return end,
             };
             let Phase::Draining { left } = &mut self.phase else {
-                unreachable!("only after the last answer is there anything to drain");
+                unreachable!("only after the last response is there anything to drain");
             };
             *left = left.saturating_sub(count);
             if *left == 0 {

@@ -83,7 +83,7 @@ impl<S: Service> EventLoop<S> {
             is_scheduled: false,
             origin,
             held: Holding::default(),
-            pending: None,
+            in_flight: None,
         });
         self.account(index);
         self.evict_excess_bytes();

@@ -1,5 +1,5 @@
-//! Eviction: chooses the connection to close when connections, file descriptors or buffer bytes run
-//! out.
+//! Eviction: chooses the connection to close, or the waiting request to shed, when connections,
+//! file descriptors or buffer bytes run out.
 
 use std::io::{self, Read};
 use std::net::IpAddr;
@@ -40,14 +40,14 @@ impl<S: Service> EventLoop<S> {
             return false;
         }
         // A request with an unknown key displaces none with a known key.
-        let lighter = if is_known { own } else { usize::MAX };
+        let sheds_above = if is_known { own } else { usize::MAX };
         let excess = |state: &Self| (state.holdings.total.bytes + bytes).saturating_sub(limit);
         if excess(self) == 0 {
             return true;
         }
         let waiting: usize = self
             .state
-            .heavier_lanes(lighter)
+            .heavier_lanes(sheds_above)
             .map(|lane| lane.waiting)
             .sum();
         if excess(self) > self.holdings.total.evictable_bytes + waiting {
@@ -59,12 +59,12 @@ impl<S: Service> EventLoop<S> {
             {
                 continue;
             }
-            let lanes = self.state.heavier_lanes(lighter);
+            let lanes = self.state.heavier_lanes(sheds_above);
             let Some(heaviest) = lanes.max_by_key(|lane| lane.bytes) else {
                 return false;
             };
             if let Some(job) = heaviest.shed() {
-                self.answer_shed(&job, LoadEvent::BuffersFull);
+                self.refuse_shed(&job, LoadEvent::BuffersFull);
             }
         }
         true
@@ -130,7 +130,7 @@ impl<S: Service> EventLoop<S> {
         // A large body is free at once, and its client may still read the response. A small one
         // holds less than that.
         if resource == Resource::Bytes && held.bytes > MAX_HEAD {
-            self.refuse(index, None, Failure::shed(FailureCause::BuffersFull));
+            self.refuse(index, None, Failure::overloaded(FailureCause::BuffersFull));
             self.account(index);
             return self.schedule(index, false);
         }
@@ -149,7 +149,11 @@ pub(super) fn send_unavailable(
     peer: Option<IpAddr>,
     scratch: &mut [u8],
 ) {
-    let response = service.refuse(peer, None, Failure::shed(FailureCause::ConnectionsFull));
+    let response = service.refuse(
+        peer,
+        None,
+        Failure::overloaded(FailureCause::ConnectionsFull),
+    );
     let _: io::Result<usize> = stream.read(scratch);
     let _ = stream.write_available(&response.encode(ConnectionHeader::Close, false));
     stream.finish();

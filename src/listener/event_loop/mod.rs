@@ -66,7 +66,7 @@ struct ConnectionEntry {
     held: Holding,
     /// The request that a worker has or will get, and its memory. It is cancelled if the client
     /// goes away.
-    pending: Option<(Cancellation, usize)>,
+    in_flight: Option<(Cancellation, usize)>,
 }
 
 impl<S: Service> EventLoop<S> {
@@ -175,10 +175,10 @@ impl<S: Service> EventLoop<S> {
             connection,
             origin,
             held,
-            pending,
+            in_flight,
             ..
         } = &mut self.connections[index];
-        let bytes = connection.held_bytes() + pending.as_ref().map_or(0, |(_, bytes)| *bytes);
+        let bytes = connection.held_bytes() + in_flight.as_ref().map_or(0, |(_, bytes)| *bytes);
         let evictable = usize::from(connection.is_idle() || connection.is_unfinished());
         let now = Holding {
             connections: 1,
@@ -257,7 +257,7 @@ impl<S: Service> EventLoop<S> {
         let left = self
             .connections
             .iter()
-            .filter(|(_, entry)| entry.pending.is_some())
+            .filter(|(_, entry)| entry.in_flight.is_some())
             .count();
         log::info!(
             "stopping: no new connections; waits for {}",

@@ -1,4 +1,4 @@
-//! Requests: given to the workers, answered, refused, or abandoned by clients that go away.
+//! Requests: given to the workers, responded to, refused, or abandoned by clients that go away.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ impl<S: Service> EventLoop<S> {
         for (index, mut outgoing) in self.state.take_completed() {
             if let Some(entry) = self.connections.get_mut(index) {
                 if entry
-                    .pending
+                    .in_flight
                     .take()
                     .is_some_and(|(cancellation, _)| cancellation.is_cancelled())
                 {
@@ -35,7 +35,7 @@ impl<S: Service> EventLoop<S> {
     /// Gives a complete request to the workers. If they have no capacity, one is shed: this one, or
     /// one that waits.
     pub(super) fn hand_over(&mut self, index: usize, pending: Box<PendingRequest>) {
-        self.connections[index].connection.hand_over();
+        self.connections[index].connection.begin_working();
         // Without the bytes of its reader, which count below as the request's.
         self.account(index);
         // The end came with the request.
@@ -52,41 +52,41 @@ impl<S: Service> EventLoop<S> {
         let job = Job {
             connection: index,
             lane,
-            work: Work::Answer(pending),
+            work: Work::Request(pending),
         };
         let bytes = job.bytes();
         let own = queue.lane_bytes(&job.lane) + bytes;
         if !self.reserve_bytes(bytes, own, job.lane.is_some()) {
-            return self.answer_shed(&job, LoadEvent::BuffersFull);
+            return self.refuse_shed(&job, LoadEvent::BuffersFull);
         }
-        self.connections[index].pending = Some((cancellation, bytes));
+        self.connections[index].in_flight = Some((cancellation, bytes));
         self.account(index);
         if let Some(job) = queue.push(job) {
-            self.answer_shed(&job, full);
+            self.refuse_shed(&job, full);
         }
     }
 
-    /// Answers a complete request that is shed: under overload there is no capacity for it.
-    pub(super) fn answer_shed(&mut self, job: &Job, event: LoadEvent) {
+    /// Refuses a complete request that is shed: under overload there is no capacity for it.
+    pub(super) fn refuse_shed(&mut self, job: &Job, event: LoadEvent) {
         self.state.count(event);
         let cause = if event == LoadEvent::BuffersFull {
             FailureCause::BuffersFull
         } else {
             FailureCause::QueueFull
         };
-        self.refuse(job.connection, job.pending(), Failure::shed(cause));
+        self.refuse(job.connection, job.pending(), Failure::overloaded(cause));
         self.account(job.connection);
         self.schedule(job.connection, false);
     }
 
-    /// Answers a broken or shed request without a worker, and closes the connection.
+    /// Refuses a broken or shed request without a worker, and closes the connection.
     pub(super) fn refuse(
         &mut self,
         index: usize,
         pending: Option<&PendingRequest>,
         failure: Failure,
     ) {
-        self.connections[index].pending = None;
+        self.connections[index].in_flight = None;
         let connection = &mut self.connections[index].connection;
         let peer = pending.map_or(connection.peer, |pending| pending.request.client.peer);
         let without_body = pending.is_some_and(|pending| pending.request.head.method() == "HEAD");
@@ -96,7 +96,7 @@ impl<S: Service> EventLoop<S> {
         connection.send_response(Outgoing::last(&response, without_body), &self.limits);
     }
 
-    /// Answers the requests that wait for a worker while the ledger is unavailable: every worker
+    /// Refuses the requests that wait for a worker while the ledger is unavailable: every worker
     /// may itself be waiting for the database, to write the row of a completion.
     pub(super) fn refuse_waiting(&mut self) {
         while let Some(failure) = self.service.outage()
@@ -112,7 +112,7 @@ impl<S: Service> EventLoop<S> {
     pub(super) fn abandon_if_gone(&mut self, index: usize) -> bool {
         let ConnectionEntry {
             connection,
-            pending: Some((cancellation, _)),
+            in_flight: Some((cancellation, _)),
             ..
         } = &self.connections[index]
         else {

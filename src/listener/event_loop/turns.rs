@@ -110,7 +110,7 @@ impl<S: Service> EventLoop<S> {
                 stopping,
                 admit: &admit,
             };
-            let result = entry.connection.advance(&mut turn);
+            let result = entry.connection.run_turn(&mut turn);
             left = turn.left;
             match result {
                 TurnResult::Waiting => break,
@@ -133,7 +133,7 @@ impl<S: Service> EventLoop<S> {
                 // A stop does not wait for downloads: one may take hours.
                 TurnResult::Next(..) if stopping => return self.close(index),
                 TurnResult::Next(rest, header) => {
-                    entry.connection.hand_over();
+                    entry.connection.begin_working();
                     // Each connection has at most one in the queue.
                     self.state.console.push(Job {
                         connection: index,
@@ -141,9 +141,9 @@ impl<S: Service> EventLoop<S> {
                         work: Work::Piece(rest, header),
                     });
                 }
-                TurnResult::Answered(outgoing) => {
-                    // One answer a turn: a client that pipelines such requests gets no more of the
-                    // loop than others.
+                TurnResult::Response(outgoing) => {
+                    // One response a turn: a client that pipelines such requests gets no more of
+                    // the loop than others.
                     left = 0;
                     entry.connection.send_response(outgoing, &self.limits);
                 }

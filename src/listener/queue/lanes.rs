@@ -1,13 +1,58 @@
-//! The lanes of a queue: the request that runs next, and the one that is shed.
+//! The lanes of a queue, without its lock: the request that runs next, and the one that is shed.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
-use super::job::{Job, LaneName};
+use crate::http::response::{BodyStream, ConnectionHeader};
+use crate::listener::PendingRequest;
 use crate::network::ClientNetwork;
 
 /// The lanes, networks and credentials that are kept without a request: unknown clients can't use
 /// up the memory.
 pub const MAX_CACHED: usize = 1024;
+
+/// A lane's name; `None` is the lane that all unknown clients share.
+pub type LaneName = Option<Arc<str>>;
+
+/// The work of a thread for one connection.
+pub struct Job {
+    pub connection: usize,
+    pub lane: LaneName,
+    pub work: Work,
+}
+
+pub enum Work {
+    /// Responds to a complete request.
+    Request(Box<PendingRequest>),
+    /// Makes the next piece of a long response.
+    Piece(Box<dyn BodyStream>, ConnectionHeader),
+}
+
+impl Job {
+    /// Its request. A piece of a response that has begun has none: it is never shed, and nothing is
+    /// shed for it.
+    pub fn pending(&self) -> Option<&PendingRequest> {
+        match &self.work {
+            Work::Request(pending) => Some(pending),
+            Work::Piece(..) => None,
+        }
+    }
+
+    pub fn is_exclusive(&self) -> bool {
+        self.pending()
+            .is_some_and(|pending| pending.admission.exclusive)
+    }
+
+    pub fn client_network(&self) -> Option<ClientNetwork> {
+        self.pending()?.admission.client_network
+    }
+
+    /// The memory of its request.
+    pub fn bytes(&self) -> usize {
+        self.pending()
+            .map_or(0, |pending| pending.request.held_bytes())
+    }
+}
 
 /// The limits of a queue.
 #[derive(Clone, Copy)]
@@ -48,11 +93,11 @@ pub struct LaneState {
     pub is_limit_read: bool,
     pub shed: u64,
     /// It had a request since the keys in use were last taken.
-    pub is_used: bool,
+    pub was_used: bool,
 }
 
 impl LaneState {
-    pub fn is_unused(&self) -> bool {
+    pub fn has_no_requests(&self) -> bool {
         self.waiting.is_empty() && self.running == 0
     }
 
@@ -81,13 +126,14 @@ impl QueueState {
     /// A lane stays when it is not used, as long as there are not too many.
     pub fn lane(&mut self, name: &LaneName) -> &mut LaneState {
         if self.lanes.len() > MAX_CACHED && !self.lanes.contains_key(name) {
-            self.lanes.retain(|_, lane| !lane.is_unused());
+            self.lanes.retain(|_, lane| !lane.has_no_requests());
         }
         self.lanes.entry(name.clone()).or_default()
     }
 
-    /// Adds a request. Under overload, if the queue is full, sheds one and returns it, for the caller
-    /// to answer.
+    /// Adds a request. Under overload, if the queue is full, chooses one to be shed and returns it,
+    /// for the caller to refuse. [`Self::shed`] has the choice within a lane, which
+    /// `EventLoop::reserve_bytes` uses too, if memory is short.
     pub fn push(&mut self, job: Job) -> Option<Job> {
         let (name, is_request) = (job.lane.clone(), job.pending().is_some());
         if name.is_none()
@@ -98,7 +144,7 @@ impl QueueState {
         let lane = self.lane(&name);
         lane.bytes += job.bytes();
         lane.waiting.push_back(job);
-        lane.is_used = true;
+        lane.was_used = true;
         let in_lane = lane.waiting.len();
         self.waiting += 1;
         if !self.turns.contains(&name) {
@@ -157,7 +203,8 @@ impl QueueState {
     }
 
     /// Sheds the newest request of a lane; in the lane of unknown clients, the newest of the client
-    /// that sent most. Ties: the newest.
+    /// that sent most. If several have sent equally
+    /// many, the newest of their requests.
     pub fn shed(&mut self, name: &LaneName) -> Option<Job> {
         let lane = self.lanes.get_mut(name)?;
         lane.shed += 1;

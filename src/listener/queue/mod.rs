@@ -1,13 +1,11 @@
 //! The queue before a group of threads: bounded, with a lane for each key, served round robin.
 
-mod job;
 mod lanes;
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-pub(super) use self::job::{Job, LaneName, Work};
-pub(super) use self::lanes::{Capacity, MAX_CACHED};
+pub(super) use self::lanes::{Capacity, Job, LaneName, MAX_CACHED, Work};
 
 use self::lanes::{LaneState, QueueState};
 use crate::mutex::lock;
@@ -15,7 +13,7 @@ use crate::mutex::lock;
 /// The lane of a key, once it was looked up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lane {
-    /// A key's id.
+    /// The id of a key, or the digest of a session of the console.
     pub name: String,
     /// The limit on its concurrent requests.
     pub limit: Option<u32>,
@@ -110,9 +108,9 @@ impl FairQueue {
     pub fn take_used_lanes(&self) -> Vec<Arc<str>> {
         let mut state = lock(&self.state);
         let used = |(name, lane): (&LaneName, &mut LaneState)| {
-            let is_used = lane.is_used;
-            lane.is_used = !lane.is_unused();
-            name.clone().filter(|_| is_used)
+            let was_used = lane.was_used;
+            lane.was_used = !lane.has_no_requests();
+            name.clone().filter(|_| was_used)
         };
         state.lanes.iter_mut().filter_map(used).collect()
     }
@@ -121,7 +119,7 @@ impl FairQueue {
     pub fn set_limit(&self, name: &LaneName, limit: Option<u32>) {
         let mut state = lock(&self.state);
         let lane = state.lane(name);
-        (lane.limit, lane.is_limit_read) = (limit, !lane.is_unused());
+        (lane.limit, lane.is_limit_read) = (limit, !lane.has_no_requests());
         self.wake(&state);
     }
 
@@ -183,7 +181,7 @@ impl FairQueue {
     pub fn lanes(&self) -> Vec<LaneLoad> {
         let state = lock(&self.state);
         let report = |(name, lane): (&LaneName, &LaneState)| {
-            if lane.is_unused() && lane.shed == 0 {
+            if lane.has_no_requests() && lane.shed == 0 {
                 return None;
             }
             let oldest = lane.waiting.front().and_then(Job::pending);
@@ -237,7 +235,7 @@ pub(super) mod tests {
         Job {
             connection,
             lane: admission.lane.clone(),
-            work: Work::Answer(Box::new(PendingRequest::new(request, admission))),
+            work: Work::Request(Box::new(PendingRequest::new(request, admission))),
         }
     }
 
