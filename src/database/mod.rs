@@ -29,15 +29,10 @@ use sqlite::Sqlite;
 pub use sqlite::WalFigures;
 use sqlite::transaction::SqliteTransaction;
 pub use statement::{Statement, TransactionMode};
+pub(crate) use value::values;
 pub use value::{FromValue, Row, SqlValue};
 
 use crate::progress::Progress;
-
-/// Parameters of different types.
-macro_rules! values {
-    ($($value:expr),* $(,)?) => { [$($crate::database::SqlValue::from($value)),*] };
-}
-pub(crate) use values;
 
 /// The connections to PostgreSQL: the leader of a group, look-ups of keys, two for the console, and
 /// background tasks.
@@ -106,7 +101,9 @@ impl Database {
 
     /// Returns figures about the WAL; zeros on PostgreSQL.
     pub fn wal_figures(&self) -> WalFigures {
-        self.sqlite().map(Sqlite::wal_figures).unwrap_or_default()
+        self.sqlite()
+            .map(|sqlite| sqlite.wal.figures())
+            .unwrap_or_default()
     }
 
     fn begin(&self, mode: TransactionMode) -> Result<Transaction<'_>> {

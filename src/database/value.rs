@@ -13,6 +13,12 @@ pub enum SqlValue {
     Blob(Vec<u8>),
 }
 
+/// Parameters of different types.
+macro_rules! values {
+    ($($value:expr),* $(,)?) => { [$($crate::database::SqlValue::from($value)),*] };
+}
+pub(crate) use values;
+
 macro_rules! from {
     ($($type:ty => $value:ident $into:expr;)*) => {
         $(impl From<$type> for SqlValue {

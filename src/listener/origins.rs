@@ -1,8 +1,8 @@
-//! Counts the connections and bytes that each origin holds. When they run out, the origin that
-//! holds most is evicted from.
+//! Counts the connections and bytes that each origin holds: when they run out, the origin that
+//! holds most is evicted from. The connections take turns by origin.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 
 use super::proxies::Proxies;
@@ -119,6 +119,41 @@ impl Holdings {
             )
         };
         holders.max_by_key(rank).map(|(origin, _)| *origin)
+    }
+}
+
+/// Connections that wait for a turn. The origins have theirs in turn, so that many connections of
+/// one delay another by one turn.
+#[derive(Default)]
+pub(super) struct TurnQueue {
+    by_origin: HashMap<Origin, VecDeque<usize>>,
+    /// The origins with a connection here, in the order of their turns.
+    turns: VecDeque<Origin>,
+}
+
+impl TurnQueue {
+    pub fn push(&mut self, origin: Origin, index: usize) {
+        let queue = self.by_origin.entry(origin).or_default();
+        if queue.is_empty() {
+            self.turns.push_back(origin);
+        }
+        queue.push_back(index);
+    }
+
+    pub fn pop(&mut self) -> Option<usize> {
+        let origin = self.turns.pop_front()?;
+        let queue = self.by_origin.get_mut(&origin)?;
+        let next = queue.pop_front();
+        if queue.is_empty() {
+            self.by_origin.remove(&origin);
+        } else {
+            self.turns.push_back(origin);
+        }
+        next
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.turns.is_empty()
     }
 }
 

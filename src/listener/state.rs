@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use mio::Waker;
 
+use super::admission::{Admission, Destination};
 use super::connection::Outgoing;
 use super::credential_cache::CredentialCache;
 use super::limits::Limits;
 use super::load::{EventCounts, Gauge, LoadEvent, Snapshot};
 use super::queue::{Capacity, FairQueue, HeavyLane, Job, LaneLoad, LaneName};
-use super::{Admission, Destination};
 use crate::client::Cancellation;
 use crate::mutex::lock;
 

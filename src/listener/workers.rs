@@ -9,14 +9,16 @@ use std::time::{Duration, Instant};
 
 use threadpool::ThreadPool;
 
+use super::admission::{Destination, Lane, PendingRequest};
 use super::connection::Outgoing;
 use super::load::LoadEvent;
-use super::queue::{FairQueue, Job, Lane, LaneName, TakeError, Work};
+use super::queue::{FairQueue, Job, TakeError, Work};
+use super::service::{RunningRequest, Service};
 use super::state::{CONSOLE_CAPACITY, ListenerState};
-use super::{Destination, PendingRequest, Service};
+
 use crate::error::{Failure, FailureCause};
 use crate::http::Response;
-use crate::http::response::{ConnectionHeader, LAST_CHUNK, chunk};
+use crate::http::response::{LAST_CHUNK, chunk};
 use crate::thread_pool;
 
 /// While the API is busy, a console thread pauses after each job for this many times as long as the
@@ -194,48 +196,6 @@ fn read_limits(state: &ListenerState, service: &impl Service) {
         match found.iter().find(|lane| *lane.name == *name) {
             Some(lane) => state.api.set_limit(&Some(name), lane.limit),
             None => state.credentials.remove_lane(&name),
-        }
-    }
-}
-
-/// A request, or the next piece of a response, while a thread works on it. Dropping it, even after
-/// a panic, ends the job and then sends its response: the client's next request must find capacity.
-pub struct RunningRequest<'a> {
-    state: &'a ListenerState,
-    queue: &'a FairQueue,
-    connection: usize,
-    lane: LaneName,
-    exclusive: bool,
-    bytes: usize,
-    /// Starts without bytes and with `Close`, so that an early return or a panic closes the
-    /// connection; `None` if another thread responds.
-    response: Option<Outgoing>,
-}
-
-impl<'a> RunningRequest<'a> {
-    fn new(state: &'a ListenerState, queue: &'a FairQueue, job: &Job) -> Self {
-        Self {
-            state,
-            queue,
-            connection: job.connection,
-            lane: job.lane.clone(),
-            exclusive: job.is_exclusive(),
-            bytes: job.bytes(),
-            response: Some(Outgoing::new(Vec::new(), ConnectionHeader::Close)),
-        }
-    }
-
-    /// Sets the limit on concurrent requests of its key, as soon as it is read.
-    pub fn set_limit(&self, limit: Option<u32>) {
-        self.queue.set_limit(&self.lane, limit);
-    }
-}
-
-impl Drop for RunningRequest<'_> {
-    fn drop(&mut self) {
-        self.queue.finish(&self.lane, self.exclusive, self.bytes);
-        if let Some(response) = self.response.take() {
-            self.state.complete(self.connection, response);
         }
     }
 }

@@ -7,11 +7,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
 
-use super::Sqlite;
 use crate::database::error::{DatabaseError, Result};
 use crate::when;
 
@@ -22,10 +20,6 @@ const CHECKPOINT_PAGES: u64 = 1_000;
 /// a millisecond, and the smallest disk has no space for twice the pages of a checkpoint. While a
 /// long read goes on, an attempt finds nothing to move, and has no fsync.
 const RETRY_PAGES: u64 = 100;
-
-/// The time that a checkpoint waits for its turn: the row of this thread is durable, and its client
-/// waits.
-const TURN_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The bytes that the WAL's file keeps once it begins again: twice the pages of a checkpoint.
 const FILE_LIMIT: i64 = 8 * 1024 * 1024;
@@ -73,29 +67,22 @@ impl WalState {
     }
 }
 
-impl Sqlite {
-    /// Runs a checkpoint if the WAL has become large.
-    pub fn checkpoint_if_due(&self) {
-        let (pages, due_at) = (&self.wal.pages, &self.wal.due_at);
+impl WalState {
+    /// Calls `checkpoint` if the WAL has become large.
+    pub fn checkpoint_if_due(&self, checkpoint: impl FnOnce() -> Result<CheckpointProgress>) {
         // One thread of several takes it upon itself.
-        let due = due_at.load(Ordering::Relaxed);
-        if pages.load(Ordering::Relaxed) < due
-            || due_at
+        let due = self.due_at.load(Ordering::Relaxed);
+        if self.pages.load(Ordering::Relaxed) < due
+            || self
+                .due_at
                 .compare_exchange(due, u64::MAX, Ordering::Relaxed, Ordering::Relaxed)
                 .is_err()
         {
             return;
         }
-        let checkpoint = || {
-            let turn = self.take_writer(Instant::now() + TURN_TIMEOUT)?;
-            self.files
-                .remember_failed_sync(run(turn.connection(), "PRAGMA wal_checkpoint(PASSIVE)"))
-        };
         let next = match checkpoint() {
             Ok(CheckpointProgress { pages, moved }) => {
-                self.wal
-                    .last_checkpoint
-                    .store(when::now(), Ordering::Relaxed);
+                self.last_checkpoint.store(when::now(), Ordering::Relaxed);
                 if moved < pages {
                     pages + RETRY_PAGES
                 } else {
@@ -106,16 +93,16 @@ impl Sqlite {
             Err(DatabaseError::Busy) => CHECKPOINT_PAGES,
             Err(error) => {
                 log::error!("the checkpoint failed: {error}");
-                pages.load(Ordering::Relaxed) + CHECKPOINT_PAGES
+                self.pages.load(Ordering::Relaxed) + CHECKPOINT_PAGES
             }
         };
-        due_at.store(next, Ordering::Relaxed);
+        self.due_at.store(next, Ordering::Relaxed);
     }
 
-    pub fn wal_figures(&self) -> WalFigures {
+    pub fn figures(&self) -> WalFigures {
         WalFigures {
-            bytes: self.wal.pages.load(Ordering::Relaxed) * FRAME,
-            last_checkpoint: Some(self.wal.last_checkpoint.load(Ordering::Relaxed))
+            bytes: self.pages.load(Ordering::Relaxed) * FRAME,
+            last_checkpoint: Some(self.last_checkpoint.load(Ordering::Relaxed))
                 .filter(|&time| time != 0),
         }
     }
@@ -126,13 +113,14 @@ pub fn in_use(connection: &Connection) -> Result<u64> {
     Ok(run(connection, "PRAGMA wal_checkpoint(NOOP)")?.pages * FRAME)
 }
 
-struct CheckpointProgress {
+/// The progress of a checkpoint.
+pub struct CheckpointProgress {
     pages: u64,
     /// The pages of these that are in the database.
     moved: u64,
 }
 
-fn run(connection: &Connection, checkpoint: &str) -> Result<CheckpointProgress> {
+pub fn run(connection: &Connection, checkpoint: &str) -> Result<CheckpointProgress> {
     let number = |number: i64| u64::try_from(number).unwrap_or(0);
     Ok(connection.query_row(checkpoint, [], |row| {
         Ok(CheckpointProgress {

@@ -15,7 +15,7 @@ mod upgrades;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, OpenFlags};
 
@@ -27,7 +27,6 @@ use self::connection::{
 };
 use self::database_files::Files;
 use self::read_only_file::ReadOnlyFile;
-use self::transaction::{APPEND_TIMEOUT, WRITE_TIMEOUT, Writer};
 use super::access::Access;
 use super::error::{DatabaseError, Result};
 use super::schema::Schema;
@@ -45,6 +44,12 @@ const READERS: usize = 4;
 /// milliseconds.
 const CHECK_COMPLETELY: u64 = 2_097_152;
 
+/// The time that a write waits for its turn and for other processes, in total.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The time until a row has to be durable, with all attempts: an inference was spent on it.
+const APPEND_TIMEOUT: Duration = Duration::from_secs(20);
+
 pub struct Sqlite {
     path: PathBuf,
     pub(super) is_new: bool,
@@ -58,7 +63,26 @@ pub struct Sqlite {
     writer: Writer,
     pub(super) write_timeout: Duration,
     pub(super) append_timeout: Duration,
-    wal: WalState,
+    pub(super) wal: WalState,
+}
+
+/// The connection that writes, which threads use in turn.
+struct Writer {
+    turn: Semaphore,
+    /// `None` while a thread writes with it.
+    connection: Mutex<Option<Connection>>,
+    /// The time when a thread took the connection.
+    writing: Mutex<Option<Instant>>,
+}
+
+impl Writer {
+    fn new(connection: Connection) -> Self {
+        Self {
+            turn: Semaphore::new(1),
+            connection: Mutex::new(Some(connection)),
+            writing: Mutex::default(),
+        }
+    }
 }
 
 impl Sqlite {
@@ -132,7 +156,6 @@ mod tests {
     use rusqlite::ffi;
 
     use super::connection::switch_journal;
-    use std::time::Instant;
 
     use super::*;
     use crate::database::tests::open;

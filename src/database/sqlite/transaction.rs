@@ -2,7 +2,6 @@
 //! turns with one connection.
 
 use std::cell::Cell;
-use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,37 +13,17 @@ use super::{Sqlite, checkpoint};
 use crate::database::error::{DatabaseError, Result};
 use crate::database::statement::{Statement, TransactionMode};
 use crate::mutex::lock;
-use crate::semaphore::{Permit, Semaphore};
+use crate::semaphore::Permit;
 
 /// The time that a read waits for a connection, and for the recovery of the database after a crash.
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The time that a write waits for its turn and for other processes, in total.
-pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The time until a row has to be durable, with all attempts: an inference was spent on it.
-pub(super) const APPEND_TIMEOUT: Duration = Duration::from_secs(20);
+/// The time that a checkpoint waits for its turn: the row of this thread is durable, and its client
+/// waits.
+const TURN_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// There are locks for which SQLite does not wait by itself.
 const RETRY_PAUSE: Duration = Duration::from_millis(1);
-
-pub(super) struct Writer {
-    turn: Semaphore,
-    /// `None` while a thread writes with it.
-    connection: Mutex<Option<Connection>>,
-    /// The time when a thread took the connection.
-    writing: Mutex<Option<Instant>>,
-}
-
-impl Writer {
-    pub fn new(connection: Connection) -> Self {
-        Self {
-            turn: Semaphore::new(1),
-            connection: Mutex::new(Some(connection)),
-            writing: Mutex::default(),
-        }
-    }
-}
 
 impl Sqlite {
     /// Returns whether a write has had the connection for longer than one may take: the disk or the
@@ -96,6 +75,16 @@ impl Sqlite {
                 begun => return begun.map(|()| write),
             }
         }
+    }
+
+    /// Runs a checkpoint if the WAL has become large.
+    pub fn checkpoint_if_due(&self) {
+        self.wal.checkpoint_if_due(|| {
+            let turn = self.take_writer(Instant::now() + TURN_TIMEOUT)?;
+            let checkpoint = "PRAGMA wal_checkpoint(PASSIVE)";
+            self.files
+                .remember_failed_sync(checkpoint::run(turn.connection(), checkpoint))
+        });
     }
 
     /// The connection that writes, before its transaction begins.
@@ -213,6 +202,7 @@ mod tests {
 
     use super::*;
     use crate::database::Database;
+    use crate::database::sqlite::WRITE_TIMEOUT;
     use crate::database::tests::open;
     use crate::database::{Session, values};
     use crate::store::tests::{Temporary, while_writing};

@@ -6,10 +6,10 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Instant;
 
+use super::admission::{Admission, PendingRequest};
 use super::limits::Limits;
 use super::socket::InboundStream;
 use super::tls::TlsSession;
-use super::{Admission, PendingRequest};
 use crate::http::response::{BodyStream, ConnectionHeader, Response};
 use crate::http::{ClientInfo, Malformed, Reader, RequestHead};
 

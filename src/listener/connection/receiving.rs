@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::{InboundConnection, Outgoing, Phase, Turn, TurnResult};
 use crate::http::response::CONTINUE;
 use crate::http::{ClientInfo, ReadStep, Request};
-use crate::listener::PendingRequest;
+use crate::listener::admission::PendingRequest;
 
 /// The responses that only a head was needed for, after which a connection ends: a client that
 /// pipelines such requests and reads nothing would fill the system's buffers with the responses.

@@ -10,10 +10,10 @@ use rustix::io::Errno;
 
 use super::eviction::send_unavailable;
 use super::{ConnectionEntry, EventLoop};
-use crate::listener::Service;
 use crate::listener::connection::InboundConnection;
 use crate::listener::load::LoadEvent;
 use crate::listener::origins::{Holding, Origin, Resource};
+use crate::listener::service::Service;
 use crate::listener::socket::InboundStream;
 
 /// The connections that a socket accepts in one round, before the established ones have their turn

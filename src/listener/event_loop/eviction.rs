@@ -8,9 +8,9 @@ use super::{ConnectionEntry, EventLoop};
 use crate::error::{Failure, FailureCause};
 use crate::http::MAX_HEAD;
 use crate::http::response::ConnectionHeader;
-use crate::listener::Service;
 use crate::listener::load::LoadEvent;
 use crate::listener::origins::{Origin, Resource};
+use crate::listener::service::Service;
 use crate::listener::socket::InboundStream;
 
 /// The quarters of `buffer_limit` that the requests of one key may hold. The rest is left to the

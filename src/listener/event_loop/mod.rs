@@ -15,20 +15,17 @@ use mio::{Events, Token};
 use slab::Slab;
 use threadpool::ThreadPool;
 
-use self::turns::TurnQueue;
 use super::connection::InboundConnection;
+use super::limits::Limits;
 use super::load::EventLog;
-use super::origins::{Holding, Holdings, Origin};
-use super::{Limits, Listener, ListenerState, Service};
+use super::origins::{Holding, Holdings, Origin, TurnQueue};
+use super::service::Service;
+use super::state::ListenerState;
+use super::{FIRST_SOCKET, Listener, STOP, WAKE, workers};
 use crate::client::Cancellation;
 use crate::error::{Failure, FailureCause};
 use crate::http::MAX_HEAD;
 use crate::text::count;
-
-pub(super) const WAKE: Token = Token(usize::MAX);
-pub(super) const STOP: Token = Token(usize::MAX - 1);
-/// Tokens from here on belong to the listening sockets.
-pub(super) const FIRST_SOCKET: usize = usize::MAX - 1024;
 
 pub struct EventLoop<S> {
     listener: Listener,
@@ -69,8 +66,16 @@ struct ConnectionEntry {
     in_flight: Option<(Cancellation, usize)>,
 }
 
+impl Listener {
+    /// Starts the threads. Fails if the system does not allow all of them.
+    pub fn start<S: Service>(self, service: Arc<S>) -> io::Result<EventLoop<S>> {
+        let threads = workers::start(&self.state, &service)?;
+        Ok(EventLoop::new(self, service, threads))
+    }
+}
+
 impl<S: Service> EventLoop<S> {
-    pub(super) fn new(listener: Listener, service: Arc<S>, threads: Vec<ThreadPool>) -> Self {
+    fn new(listener: Listener, service: Arc<S>, threads: Vec<ThreadPool>) -> Self {
         let now = Instant::now();
         Self {
             accepting: vec![false; listener.sockets.len()],

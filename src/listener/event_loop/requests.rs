@@ -5,10 +5,11 @@ use std::sync::Arc;
 use super::{ConnectionEntry, EventLoop};
 use crate::error::{Failure, FailureCause};
 use crate::http::response::ConnectionHeader;
+use crate::listener::admission::{Destination, PendingRequest};
 use crate::listener::connection::Outgoing;
 use crate::listener::load::LoadEvent;
 use crate::listener::queue::{Job, Work};
-use crate::listener::{Destination, PendingRequest, Service};
+use crate::listener::service::Service;
 
 impl<S: Service> EventLoop<S> {
     /// Sends the responses that the workers have finished.

@@ -1,16 +1,14 @@
 //! Turns: each connection with something to do gets one, then the others do.
 
-use std::collections::{HashMap, VecDeque};
 use std::mem;
 use std::time::{Duration, Instant};
 
 use super::EventLoop;
 use crate::error::{Failure, FailureCause};
 use crate::http::{ClientInfo, RequestHead};
-use crate::listener::Service;
 use crate::listener::connection::{Turn, TurnResult};
-use crate::listener::origins::Origin;
 use crate::listener::queue::{Job, Work};
+use crate::listener::service::Service;
 
 /// The bytes that a connection may read before the others have their turn.
 const TURN: usize = 64 * 1024;
@@ -18,41 +16,6 @@ const TURN: usize = 64 * 1024;
 /// The time limit for the turns of one round. Then the loop sends responses, accepts connections
 /// and checks deadlines.
 const ROUND: Duration = Duration::from_millis(10);
-
-/// Connections that wait for a turn. The origins have theirs in turn, so that many connections of
-/// one delay another by one turn.
-#[derive(Default)]
-pub(super) struct TurnQueue {
-    by_origin: HashMap<Origin, VecDeque<usize>>,
-    /// The origins with a connection here, in the order of their turns.
-    turns: VecDeque<Origin>,
-}
-
-impl TurnQueue {
-    pub fn push(&mut self, origin: Origin, index: usize) {
-        let queue = self.by_origin.entry(origin).or_default();
-        if queue.is_empty() {
-            self.turns.push_back(origin);
-        }
-        queue.push_back(index);
-    }
-
-    pub fn pop(&mut self) -> Option<usize> {
-        let origin = self.turns.pop_front()?;
-        let queue = self.by_origin.get_mut(&origin)?;
-        let next = queue.pop_front();
-        if queue.is_empty() {
-            self.by_origin.remove(&origin);
-        } else {
-            self.turns.push_back(origin);
-        }
-        next
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.turns.is_empty()
-    }
-}
 
 impl<S: Service> EventLoop<S> {
     /// Gives each ready connection its turn, until the round is over.

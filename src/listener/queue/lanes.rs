@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use crate::http::response::{BodyStream, ConnectionHeader};
-use crate::listener::PendingRequest;
+use crate::listener::admission::PendingRequest;
 use crate::network::ClientNetwork;
 
 /// The lanes, networks and credentials that are kept without a request: unknown clients can't use

@@ -10,15 +10,6 @@ pub(super) use self::lanes::{Capacity, Job, LaneName, MAX_CACHED, Work};
 use self::lanes::{LaneState, QueueState};
 use crate::mutex::lock;
 
-/// The lane of a key, once it was looked up.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lane {
-    /// The id of a key, or the digest of a session of the console.
-    pub name: String,
-    /// The limit on its concurrent requests.
-    pub limit: Option<u32>,
-}
-
 /// The requests of one key in the queue.
 #[derive(Debug, PartialEq, Eq)]
 pub struct LaneLoad {
