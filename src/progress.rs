@@ -20,7 +20,7 @@ pub struct Progress(Option<Arc<Mutex<Display>>>);
 
 impl Progress {
     /// Shows nothing.
-    pub fn none() -> Self {
+    pub fn hidden() -> Self {
         Self(None)
     }
 
@@ -60,14 +60,14 @@ impl Progress {
 
     /// Shows how much of some work is done, as "verifying", 3, 10, "rows". The first call of a work
     /// starts its clock. A total of 0 means that it is not known.
-    pub fn at(&self, work: &str, done: u64, total: u64, unit: &str) {
+    pub fn update(&self, work: &str, done: u64, total: u64, unit: &str) {
         if let Some(display) = &self.0 {
             lock(display).update(Instant::now(), work, done, total, unit);
         }
     }
 
     /// Runs something that prints lines, without mixing them with the one that is rewritten.
-    pub fn aside<T>(&self, print: impl FnOnce() -> T) -> T {
+    pub fn suspend<T>(&self, print: impl FnOnce() -> T) -> T {
         let Some(display) = &self.0 else {
             return print();
         };
@@ -195,7 +195,7 @@ mod tests {
         }
         lock(&display).update(began, "checking", 0, 0, "");
         drop(display);
-        progress.aside(|| lock(&texts).push("aside".into()));
+        progress.suspend(|| lock(&texts).push("aside".into()));
         drop(progress);
         std::mem::take(&mut lock(&texts))
     }
@@ -241,8 +241,8 @@ mod tests {
         let progress = Progress::new(true, Duration::ZERO, move |text| {
             lock(&written).push_str(text)
         });
-        progress.at("adding", 0, 3, "files");
-        progress.aside(|| lock(&printed).push_str("added: a\n"));
+        progress.update("adding", 0, 3, "files");
+        progress.suspend(|| lock(&printed).push_str("added: a\n"));
         drop(progress);
         let line = "\radding: 0 of 3 files, 0%\x1b[K";
         assert_eq!(

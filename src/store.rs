@@ -22,7 +22,7 @@ pub mod test_server;
 impl Store {
     /// Opens the database; creates or upgrades it if `access` allows that.
     pub fn open(location: &DatabaseLocation, access: Access) -> Result<Self> {
-        Self::open_with(location, access, &Progress::none())
+        Self::open_with(location, access, &Progress::hidden())
     }
 
     /// The same, with the progress of an upgrade.
@@ -178,7 +178,7 @@ pub(crate) mod tests {
     }
 
     fn open_with_timeout(location: &DatabaseLocation, access: Access, timeout: Duration) -> Store {
-        let mut database = Database::open(location, &SCHEMA, access, &Progress::none())
+        let mut database = Database::open(location, &SCHEMA, access, &Progress::hidden())
             .expect("the database should open");
         if let Database::Sqlite(sqlite) = &mut database {
             sqlite.set_write_timeout(timeout);
@@ -221,7 +221,7 @@ pub(crate) mod tests {
     impl Ledger {
         /// Verifies without a display.
         pub fn verify(&self) -> Result<Verification> {
-            self.verify_with(&Progress::none())
+            self.verify_with(&Progress::hidden())
         }
 
         pub fn sums(&self, range: Range, filter: Filter) -> Result<Sums> {

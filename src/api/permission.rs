@@ -32,7 +32,7 @@ pub fn check_budget(budget: Option<KeyBudget>, created: i64) -> Result<(), Failu
         grouped(used),
         grouped(tokens),
         per.as_str(),
-        when::format_minute(Some(per.around(created).until)),
+        when::format_minute(Some(per.containing(created).until)),
     );
     let failure = Failure::new(
         ApiError::InsufficientPermission,

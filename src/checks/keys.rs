@@ -71,7 +71,12 @@ fn unmeasured<'a>(
     keys: &'a [Key],
     now: i64,
 ) -> Result<Vec<(&'a Key, i64)>, DatabaseError> {
-    let since = |key: &'a Key| Some((key.id.as_str(), key.budget?.budget.per.around(now).since));
+    let since = |key: &'a Key| {
+        Some((
+            key.id.as_str(),
+            key.budget?.budget.per.containing(now).since,
+        ))
+    };
     let periods: HashMap<&str, i64> = keys
         .iter()
         .filter(|key| key.is_valid(now))
@@ -81,7 +86,7 @@ fn unmeasured<'a>(
         return Ok(Vec::new());
     }
     let mut numbers: HashMap<String, i64> = HashMap::new();
-    let month = BudgetPeriod::Month.around(now);
+    let month = BudgetPeriod::Month.containing(now);
     store.ledger.figures(Span::Day, month, Filter::ALL, |row| {
         if row.sums.unmeasured > 0
             && periods

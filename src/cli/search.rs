@@ -110,7 +110,7 @@ fn add_path(
     let mut skipped = 0;
     let mut skip = |path: &Path, reason: &str| {
         skipped += 1;
-        progress.aside(|| note(format_args!("skipped: {}: {reason}.", path.display())));
+        progress.suspend(|| note(format_args!("skipped: {}: {reason}.", path.display())));
     };
     let (files, hidden) = match documents::candidates(path, &mut skip) {
         Ok(found) => found,
@@ -118,7 +118,7 @@ fn add_path(
     };
     let is_alone = path.is_file();
     for (number, file) in files.iter().enumerate() {
-        progress.at("adding", number as u64, files.len() as u64, "files");
+        progress.update("adding", number as u64, files.len() as u64, "files");
         let text = match documents::read(&file.path) {
             Ok(text) => text,
             // A file that the operator names should be added; a folder may contain other things.
@@ -135,9 +135,9 @@ fn add_path(
         };
         *tally.entry(word).or_default() += 1;
         let passages = count(text.passages.len() as i64, "passage");
-        progress.aside(|| print(&format!("{word}: {} ({passages})\n", file.path.display())))?;
+        progress.suspend(|| print(&format!("{word}: {} ({passages})\n", file.path.display())))?;
     }
-    progress.at("adding", files.len() as u64, files.len() as u64, "files");
+    progress.update("adding", files.len() as u64, files.len() as u64, "files");
     *tally.entry("skipped").or_default() += skipped;
     *tally.entry("hidden").or_default() += hidden;
     report_missing_files(index, path, &files)?;

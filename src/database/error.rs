@@ -141,7 +141,7 @@ impl fmt::Display for DatabaseError {
             Self::Panicked => f.write_str("a write panicked"),
             Self::NoRow => f.write_str("the row is not there"),
             Self::RowsRemoved(hour) => {
-                let [from, to] = [*hour, hour + 3600].map(|time| when::iso(time).unwrap_or_default());
+                let [from, to] = [*hour, hour + when::HOUR].map(|time| when::iso(time).unwrap_or_default());
                 write!(
                     f,
                     "the rows of the hour from {from} to {to} were removed (usage.retention_days), so a range can't begin or \

@@ -259,7 +259,7 @@ impl Database {
             let can_help = transaction.is_lost() || matches!(error, DatabaseError::Busy);
             if !can_help || !mode.allows_retry() {
                 if let (DatabaseError::Unknown(cause), Self::Postgres(postgres)) = (&error, self) {
-                    postgres.pool.lose(cause.clone());
+                    postgres.pool.mark_lost(cause.clone());
                 }
                 return Err(doubt.map_or(error, |(_, unknown)| unknown));
             }
@@ -321,6 +321,6 @@ pub mod tests {
     /// A new file.
     pub fn open(path: &Path) -> Result<Database> {
         let location = DatabaseLocation::Sqlite(path.to_owned());
-        Database::open(&location, &SCHEMA, Access::Create, &Progress::none())
+        Database::open(&location, &SCHEMA, Access::Create, &Progress::hidden())
     }
 }

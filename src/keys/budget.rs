@@ -30,8 +30,8 @@ pub(super) fn budget_columns(days_hint: &str) -> String {
 /// was created at this time.
 pub(super) fn budget_parameters(created: i64) -> [SqlValue; 2] {
     values![
-        BudgetPeriod::Day.around(created).since,
-        BudgetPeriod::Month.around(created).since
+        BudgetPeriod::Day.containing(created).since,
+        BudgetPeriod::Month.containing(created).since
     ]
 }
 
@@ -57,7 +57,7 @@ impl BudgetPeriod {
     }
 
     /// The calendar day or month of a time.
-    pub fn around(self, time: i64) -> Range {
+    pub fn containing(self, time: i64) -> Range {
         let day = time.div_euclid(DAY).saturating_mul(DAY);
         match self {
             Self::Day => Range {

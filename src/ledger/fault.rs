@@ -74,9 +74,9 @@ impl fmt::Display for Fault {
                 key_id,
                 difference,
             } => {
-                let span = match span {
-                    3600 => "hour".into(),
-                    86_400 => "day".into(),
+                let span = match *span {
+                    when::HOUR => "hour".into(),
+                    when::DAY => "day".into(),
                     span => format!("span of {span} s"),
                 };
                 let start = when::iso(*start).unwrap_or_else(|| start.to_string());

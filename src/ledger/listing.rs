@@ -52,7 +52,7 @@ impl RowFilter {
         if self.key_id.is_none() && !self.selects_errors() {
             SEARCHED_ROWS
         } else {
-            SEARCHED_APART
+            SEARCHED_SCATTERED_ROWS
         }
     }
 }
@@ -85,7 +85,7 @@ pub const SEARCHED_ROWS: i64 = 2_000;
 
 /// The number for rows of one key or with an error, each of which is on another page of the file.
 /// With ten million rows, 2,000 of them took 200 ms from the disk.
-const SEARCHED_APART: i64 = 500;
+const SEARCHED_SCATTERED_ROWS: i64 = 500;
 
 /// Some rows, and from where on there are more.
 #[derive(Debug)]
@@ -384,7 +384,7 @@ mod tests {
         let last = format!(
             "chatcmpl_{:012x}{:020x}",
             150_000,
-            rows - SEARCHED_APART + 1
+            rows - SEARCHED_SCATTERED_ROWS + 1
         );
         let first = store.ledger.newest(&of_a_key, None, 10).expect("a page");
         assert_eq!(

@@ -109,7 +109,7 @@ impl Ledger {
     }
 
     /// Extends a range to full hours if it cuts hours whose rows retention has removed.
-    pub fn answerable(&self, range: Range) -> Result<Range> {
+    pub fn widened_to_kept_hours(&self, range: Range) -> Result<Range> {
         match self.check_rows_of(range) {
             Err(DatabaseError::RowsRemoved(hour)) => {
                 let hour = hour..hour + Span::Hour.seconds();
@@ -120,7 +120,7 @@ impl Ledger {
                 if hour.contains(&range.until) {
                     wider.until = hour.end;
                 }
-                self.answerable(wider)
+                self.widened_to_kept_hours(wider)
             }
             checked => checked.map(|()| range),
         }

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use super::row::{LedgerRow, Tokens};
 use crate::database::{SqlValue, Statement, values};
-use crate::when::DAY;
+use crate::when::{DAY, HOUR};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Span {
@@ -19,7 +19,7 @@ impl Span {
     pub fn seconds(self) -> i64 {
         match self {
             Self::Minute => 60,
-            Self::Hour => 3600,
+            Self::Hour => HOUR,
             Self::Day => DAY,
         }
     }

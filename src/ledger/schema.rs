@@ -3,6 +3,7 @@
 
 use super::rollup::{columns, sums_of_rows};
 use crate::database::{Result, Schema, Session};
+use crate::when::HOUR;
 
 /// The tables of the ledger, the keys, the audit and the console's sessions.
 pub const SCHEMA: Schema = Schema {
@@ -53,7 +54,7 @@ fn restore_hours(session: &Session) -> Result<()> {
         &format!("DELETE FROM usage_rollup WHERE span = 3600 AND start >= {since}"),
         &[],
     )?;
-    let sums = sums_of_rows(3600, &format!("created / 3600 * 3600 >= {since}"));
+    let sums = sums_of_rows(HOUR, &format!("created / 3600 * 3600 >= {since}"));
     let insert = format!("INSERT INTO usage_rollup ({}) {sums}", columns());
     session.execute(&insert, &[]).map(drop)
 }

@@ -12,7 +12,7 @@ use super::rollup::{FIGURES, KEY_COLUMNS, Span, columns, sums_of_rows};
 use crate::database::{Result, Row, Session, values};
 use crate::id::RequestId;
 use crate::progress::Progress;
-use crate::when::DAY;
+use crate::when::{DAY, HOUR};
 
 /// Sums whose rows were removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,7 +112,7 @@ impl MissingRows {
         let all_days = "SELECT count(DISTINCT start) FROM usage_rollup WHERE span = 86400";
         let all_days: i64 = session.value(all_days, &[])?;
         loop {
-            progress.at("verifying the sums", done, all_days as u64, "days");
+            progress.update("verifying the sums", done, all_days as u64, "days");
             let row: Option<String> = session.value(first_row, &values![RequestId::from(from)])?;
             let mut next = row.and_then(|id| RequestId::time_of(&id));
             for span in [Span::Hour, Span::Day] {
@@ -177,19 +177,28 @@ impl MissingRows {
 /// A query for the hours of a day that differ from their rows. $1 and $2 are the day, $3 and $4 its
 /// ids.
 fn hours_and_rows() -> String {
-    let counted = sums_of_rows(3600, "request_id >= $3 AND request_id < $4");
-    differences(3600, &counted)
+    let counted = sums_of_rows(HOUR, "request_id >= $3 AND request_id < $4");
+    differences(HOUR, &counted)
 }
 
-/// A query for the sums of a day that differ from those of its hours. $1 and $2 are the day.
+/// No hour has a larger figure, unless it was changed. Even if every second of a day had it, their
+/// sum would not overflow.
+const LARGEST_FIGURE: i64 = i64::MAX / DAY;
+
+/// A query for the sums of a day that differ from those of its hours. $1 and $2 are the day. A
+/// figure that is too large counts as none: the database would refuse to add it.
 fn days_and_hours() -> String {
-    let sums = FIGURES.map(|figure| format!("CAST(sum({figure}) AS BIGINT)"));
+    let sums = FIGURES.map(|figure| {
+        format!(
+            "CAST(sum(CASE WHEN {figure} BETWEEN -{LARGEST_FIGURE} AND {LARGEST_FIGURE} THEN {figure} END) AS BIGINT)"
+        )
+    });
     let counted = format!(
         "SELECT 86400, start / 86400 * 86400, key_id, key_name, status, error_code, gateway, {} FROM usage_rollup
          WHERE span = 3600 AND start >= $1 AND start < $2 GROUP BY 1, 2, 3, 4, 5, 6, 7",
         sums.join(", ")
     );
-    differences(86_400, &counted)
+    differences(DAY, &counted)
 }
 
 /// A query for the keys of a span at which the sums that are kept differ from those that a query
@@ -292,7 +301,7 @@ mod tests {
         let found = std::cell::Cell::new(None);
         let undone = store.database.transaction(|session| {
             assert!(session.execute(statement, &[])? > 0, "{statement}");
-            found.set(crate::ledger::verify(session, &Progress::none())?.fault);
+            found.set(crate::ledger::verify(session, &Progress::hidden())?.fault);
             Err::<(), _>(DatabaseError::Panicked)
         });
         assert!(
@@ -332,7 +341,18 @@ mod tests {
 
     #[test]
     fn a_change_of_any_number_in_the_sums_is_found() {
-        let temporary = filled(when::now());
+        let midnight = 20_000 * DAY;
+        // The rows are of one hour, of two hours, and of two days.
+        for now in [
+            midnight + 13 * HOUR + 1000,
+            midnight + 13 * HOUR + 240,
+            midnight + 240,
+        ] {
+            check_every_change(&filled(now));
+        }
+    }
+
+    fn check_every_change(temporary: &Temporary) {
         let store = &temporary.store;
         let found = store.ledger.verify().expect("a walk");
         let sums = store.value::<i64>("SELECT count(*) FROM usage_rollup");

@@ -100,7 +100,7 @@ fn walk(session: &Session, progress: &Progress) -> Result<Verification> {
         if fault.is_some() {
             return Ok(());
         }
-        progress.at("verifying the rows", rows, all_rows, "rows");
+        progress.update("verifying the rows", rows, all_rows, "rows");
         let stored: Option<Vec<u8>> = columns.column()?;
         let row = read_row(columns)?;
         let request_id = row.request_id.clone();

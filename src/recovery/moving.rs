@@ -79,7 +79,7 @@ fn copy(source: &Session, target: &Session, table: &Table, progress: &Progress) 
     let mut written = Sha256::new();
     let [copying, comparing] =
         ["copying", "comparing"].map(|verb| format!("{verb} the table {}", table.name));
-    let show = |work: &str, done: i64| progress.at(work, done as u64, rows as u64, "rows");
+    let show = |work: &str, done: i64| progress.update(work, done as u64, rows as u64, "rows");
     show(&copying, 0);
     source.query(&table.select(), &[], &mut |row| {
         let values = row.values();

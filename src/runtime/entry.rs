@@ -143,8 +143,9 @@ impl RuntimeEntry {
         state.note_outage(&self.url);
     }
 
-    /// Returns the number of failures so far if the runtime has failed and a probe is due.
-    pub fn probe_due(&self) -> Option<u64> {
+    /// Begins the probes of a runtime that has failed, if they are due. Returns the number of its
+    /// failures so far while it is probed.
+    pub fn begin_due_probe(&self) -> Option<u64> {
         let mut state = lock(&self.state);
         state.note_outage(&self.url);
         state.is_probed.then_some(state.failures)
@@ -294,9 +295,13 @@ mod tests {
     #[test]
     fn a_probe_counts_unless_a_call_has_failed_since() {
         let entry = RuntimeEntry::new("http://a/v1");
-        assert_eq!(entry.probe_due(), None, "a healthy runtime is not probed");
+        assert_eq!(
+            entry.begin_due_probe(),
+            None,
+            "a healthy runtime is not probed"
+        );
         entry.note(Instant::now(), &Err(RuntimeError::Status(503)));
-        assert_eq!(entry.probe_due(), Some(1));
+        assert_eq!(entry.begin_due_probe(), Some(1));
         entry.note(Instant::now(), &Err(RuntimeError::Status(503)));
         entry.recover(1);
         assert!(is_failed(&entry));
@@ -320,16 +325,16 @@ mod tests {
         );
         fail();
         assert_eq!(
-            (entry.probe_due(), logged(), is_failed(&entry)),
+            (entry.begin_due_probe(), logged(), is_failed(&entry)),
             (None, true, true)
         );
         lock(&entry.state).last_outage = Instant::now().checked_sub(FAILURE_INTERVAL);
-        assert_eq!((entry.probe_due(), logged()), (Some(2), true));
+        assert_eq!((entry.begin_due_probe(), logged()), (Some(2), true));
         entry.note(Instant::now(), &answer());
         assert!(!logged());
         fail();
         assert_eq!(
-            (entry.probe_due(), logged()),
+            (entry.begin_due_probe(), logged()),
             (None, false),
             "once a minute at most"
         );

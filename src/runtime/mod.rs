@@ -135,7 +135,7 @@ impl Runtimes {
     /// time of a probe.
     pub fn probe_failed(&self) {
         for entry in &self.entries {
-            let Some(failures) = entry.probe_due() else {
+            let Some(failures) = entry.begin_due_probe() else {
                 continue;
             };
             if probe::is_ready(&self.client, self.authorization.as_deref(), &entry.url) {

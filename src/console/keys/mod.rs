@@ -280,7 +280,7 @@ fn facts(key: &Key, sums: &Sums, with_terms: bool, now: i64) -> Markup {
                 dt { "Budget" }
                 dd {
                     (budget_bar(budget)) br;
-                    span.muted { (grouped(budget.used)) " used, renewed at " (format::minute(budget.budget.per.around(now).until)) " UTC" }
+                    span.muted { (grouped(budget.used)) " used, renewed at " (format::minute(budget.budget.per.containing(now).until)) " UTC" }
                 }
             }
             dt { "Last used" } dd { (time(key.last_used)) }

@@ -26,7 +26,7 @@ pub fn page(operator: &Operator) -> PageResult {
     let keys = console.store.keys.list()?;
     let view = UsageView::from_request(operator, &keys)?
         .without_row_filters()
-        .answerable(&console.store)?;
+        .widened_to_kept_hours(&console.store)?;
     let report = UsageReport::read(&console.store, &view, &keys, request.now)?;
     let page = request.query.get("page").parse().unwrap_or(1);
     let content = html! {

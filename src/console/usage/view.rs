@@ -158,9 +158,9 @@ impl UsageView {
         })
     }
 
-    /// This view with a range whose figures are kept.
-    pub fn answerable(self, store: &Store) -> Result<Self, DatabaseError> {
-        let range = store.ledger.answerable(self.range)?;
+    /// This view with a range that cuts no hour whose rows retention has removed.
+    pub fn widened_to_kept_hours(self, store: &Store) -> Result<Self, DatabaseError> {
+        let range = store.ledger.widened_to_kept_hours(self.range)?;
         Ok(if range == self.range {
             self
         } else {

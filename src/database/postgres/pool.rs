@@ -109,7 +109,7 @@ impl PgPool {
                 }
             } else if let Some(member) = has_capacity.then(|| state.idle.pop()).flatten() {
                 if member.connection.is_usable() {
-                    return Ok(self.lend(member));
+                    return Ok(self.check_out(member));
                 }
                 state.open -= 1;
                 continue;
@@ -125,7 +125,7 @@ impl PgPool {
                         if state.generation == generation {
                             state.first = host;
                         }
-                        return Ok(self.lend(PoolMember {
+                        return Ok(self.check_out(PoolMember {
                             connection,
                             host,
                             generation,
@@ -135,7 +135,7 @@ impl PgPool {
                         state.open -= 1;
                         let shares = state.open > 0 && state.generation == generation;
                         if !(shares && error.is_full) {
-                            self.lose_with(&mut state, error.cause);
+                            self.mark_lost_locked(&mut state, error.cause);
                             continue;
                         }
                         state.note_full(self.max_connections, &error.cause);
@@ -162,14 +162,14 @@ impl PgPool {
         let (connection, host) = self.connect_at_start()?;
         let mut state = lock(&self.state);
         (state.open, state.first) = (1, host);
-        Ok(self.lend(PoolMember {
+        Ok(self.check_out(PoolMember {
             connection,
             host,
             generation: state.generation,
         }))
     }
 
-    fn lend(self: &Arc<Self>, member: PoolMember) -> Pooled {
+    fn check_out(self: &Arc<Self>, member: PoolMember) -> Pooled {
         Pooled {
             pool: Arc::clone(self),
             member: Some(member),
@@ -220,11 +220,11 @@ impl PgPool {
     }
 
     /// Drops every connection and looks for a host on which a commit succeeds.
-    pub fn lose(self: &Arc<Self>, cause: String) {
-        self.lose_with(&mut lock(&self.state), cause);
+    pub fn mark_lost(self: &Arc<Self>, cause: String) {
+        self.mark_lost_locked(&mut lock(&self.state), cause);
     }
 
-    fn lose_with(self: &Arc<Self>, state: &mut PoolState, cause: String) {
+    fn mark_lost_locked(self: &Arc<Self>, state: &mut PoolState, cause: String) {
         if state.lost.is_some() {
             return;
         }
@@ -318,7 +318,7 @@ impl Pooled {
 
     /// After an outcome that is not known: drops every connection of this generation, and begins
     /// with the next host.
-    pub fn distrust(mut self) {
+    pub fn invalidate(mut self) {
         let Some(PoolMember {
             host, generation, ..
         }) = self.member.take()

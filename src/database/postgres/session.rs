@@ -51,7 +51,7 @@ impl PgSession {
         if outcome.as_ref().is_err_and(SqlError::ends_connection)
             && let Some(pooled) = borrowed.take()
         {
-            pooled.distrust();
+            pooled.invalidate();
         }
         Ok(outcome?)
     }

@@ -36,10 +36,10 @@ pub fn backup(path: &Path, to: &Path, rows: &str, progress: &Progress) -> Result
             .query_row(size, [], |row| row.get::<_, i64>(0))?
             .max(0) as u64;
         let (copied, progress) = (to.clone(), progress.clone());
-        progress.at("copying", 0, size / MEBIBYTE, "MiB");
+        progress.update("copying", 0, size / MEBIBYTE, "MiB");
         while_running(&mut connection, move |_| {
             let done = copied.metadata().map_or(0, |file| file.len());
-            progress.at("copying", done / MEBIBYTE, size / MEBIBYTE, "MiB");
+            progress.update("copying", done / MEBIBYTE, size / MEBIBYTE, "MiB");
         })?;
         connection.execute("VACUUM INTO ?", [to.to_string_lossy()])?;
         let copy = connect(&to, OpenFlags::SQLITE_OPEN_READ_ONLY)?;

@@ -155,8 +155,8 @@ pub fn show_time(
     progress: &Progress,
 ) -> Result<()> {
     let progress = progress.clone();
-    progress.at(work, 0, 0, "");
-    while_running(connection, move |_| progress.at(work, 0, 0, ""))
+    progress.update(work, 0, 0, "");
+    while_running(connection, move |_| progress.update(work, 0, 0, ""))
 }
 
 pub fn check_every_page(connection: &Connection) -> Result<()> {

@@ -215,7 +215,7 @@ fn copy(from: &File, to: &Path, progress: &Progress) -> io::Result<()> {
         .open(to)?;
     let total = from.metadata()?.len() / MEBIBYTE;
     for done in 0.. {
-        progress.at("copying", done, total, "MiB");
+        progress.update("copying", done, total, "MiB");
         if io::copy(&mut from.take(MEBIBYTE), &mut copy)? < MEBIBYTE {
             break;
         }
@@ -226,7 +226,7 @@ fn copy(from: &File, to: &Path, progress: &Progress) -> io::Result<()> {
 /// Keeps a file under a second name, or as a copy if the file system has no hard links.
 fn keep(from: &Path, to: &Path) -> io::Result<()> {
     fs::hard_link(from, to).or_else(|_| {
-        copy(&keep_open(File::open(from)?), to, &Progress::none())?;
+        copy(&keep_open(File::open(from)?), to, &Progress::hidden())?;
         File::open(to)?.sync_all()
     })
 }

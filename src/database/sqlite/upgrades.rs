@@ -62,11 +62,11 @@ fn show(connection: &mut Connection, schema: &Schema, progress: &Progress) -> Re
         .query_row(schema.rows, [], |row| row.get::<_, i64>(0))?
         .max(0) as u64;
     let progress = progress.clone();
-    progress.at("upgrading the database", 0, rows, "rows");
+    progress.update("upgrading the database", 0, rows, "rows");
     while_running(connection, move |steps| {
         // The constant is no promise.
         let done = (steps / STEPS_PER_ROW).min(rows.saturating_sub(1));
-        progress.at("upgrading the database", done, rows, "rows");
+        progress.update("upgrading the database", done, rows, "rows");
     })
 }
 
@@ -113,8 +113,13 @@ mod tests {
     /// A new database of an earlier version, with a key.
     fn version_9() -> Connection {
         let mut connection = memory();
-        bring_up_to_date(&mut connection, &SCHEMA, Access::Create, &Progress::none())
-            .expect("a new database");
+        bring_up_to_date(
+            &mut connection,
+            &SCHEMA,
+            Access::Create,
+            &Progress::hidden(),
+        )
+        .expect("a new database");
         let key = "INSERT INTO keys (id, digest, name, permissions, created) VALUES ('a', x'', 'kept', '', 0)";
         connection
             .execute_batch(&format!("{BACK_TO_9}; PRAGMA user_version = 9; {key}"))
@@ -141,19 +146,20 @@ mod tests {
     fn a_new_database_and_an_upgraded_one_are_the_same() {
         let mut fresh = memory();
         assert!(matches!(
-            bring_up_to_date(&mut fresh, &SCHEMA, Access::Existing, &Progress::none()),
+            bring_up_to_date(&mut fresh, &SCHEMA, Access::Existing, &Progress::hidden()),
             Err(DatabaseError::Missing)
         ));
-        bring_up_to_date(&mut fresh, &SCHEMA, Access::Create, &Progress::none())
+        bring_up_to_date(&mut fresh, &SCHEMA, Access::Create, &Progress::hidden())
             .expect("a new database should be made");
         assert_eq!(version(&fresh).expect("a version"), SCHEMA.version);
         let expected = shape(&fresh);
-        bring_up_to_date(&mut fresh, &SCHEMA, Access::Serve, &Progress::none())
+        bring_up_to_date(&mut fresh, &SCHEMA, Access::Serve, &Progress::hidden())
             .expect("a second start should change nothing");
         assert_eq!(shape(&fresh), expected);
         let mut old = version_9();
         assert_ne!(shape(&old), expected);
-        bring_up_to_date(&mut old, &SCHEMA, Access::Serve, &Progress::none()).expect("an upgrade");
+        bring_up_to_date(&mut old, &SCHEMA, Access::Serve, &Progress::hidden())
+            .expect("an upgrade");
         assert_eq!(shape(&old), expected);
         assert_eq!(version(&old).expect("a version"), SCHEMA.version);
         let name: String = old
@@ -200,7 +206,7 @@ mod tests {
         old.execute_batch("CREATE TABLE moved (id)")
             .expect("a table");
         let before = shape(&old);
-        assert!(bring_up_to_date(&mut old, &SCHEMA, Access::Serve, &Progress::none()).is_err());
+        assert!(bring_up_to_date(&mut old, &SCHEMA, Access::Serve, &Progress::hidden()).is_err());
         assert_eq!(
             (shape(&old), version(&old).expect("a version")),
             (before, 9)
@@ -212,7 +218,7 @@ mod tests {
         let mut old = version_9();
         let before = shape(&old);
         for access in [Access::Create, Access::Existing] {
-            let error = bring_up_to_date(&mut old, &SCHEMA, access, &Progress::none())
+            let error = bring_up_to_date(&mut old, &SCHEMA, access, &Progress::hidden())
                 .expect_err("it is older");
             assert!(
                 matches!(error, DatabaseError::Older { found: 9, .. }),
@@ -227,7 +233,7 @@ mod tests {
         ] {
             old.pragma_update(None, "user_version", found)
                 .expect("a version");
-            let error = bring_up_to_date(&mut old, &SCHEMA, Access::Serve, &Progress::none())
+            let error = bring_up_to_date(&mut old, &SCHEMA, Access::Serve, &Progress::hidden())
                 .expect_err("it can't be used")
                 .to_string();
             assert!(
@@ -239,7 +245,7 @@ mod tests {
         other
             .execute_batch("CREATE TABLE mine (x)")
             .expect("a table should be made");
-        let error = bring_up_to_date(&mut other, &SCHEMA, Access::Serve, &Progress::none())
+        let error = bring_up_to_date(&mut other, &SCHEMA, Access::Serve, &Progress::hidden())
             .expect_err("it is not ours")
             .to_string();
         assert!(error.contains("another program"), "{error}");
