@@ -136,8 +136,8 @@ def summary(runs):
 
 
 def is_noise(figure):
-    """Returns whether a figure differs between rounds by more than itself."""
-    return figure["spread"] > 1
+    """Returns whether a figure differs between rounds by more than itself, or is a difference that should be positive."""
+    return figure["spread"] > 1 or figure["median"] <= 0
 
 
 def machine():

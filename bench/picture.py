@@ -52,7 +52,7 @@ def measured(result, name, figure, form):
     value = result["subjects"].get(name, {}).get(figure)
     if not value:
         return 0, "not measured"
-    if is_noise(value) or value["median"] <= 0:
+    if is_noise(value):
         return 0, "not measurable"
     return value["median"], form.format(value["median"])
 
