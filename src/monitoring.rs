@@ -46,7 +46,7 @@ impl MonitoringEndpoints {
         head.path() == "/metrics"
     }
 
-    /// Answers a scrape. Returns `None` if the request is for another path.
+    /// Responds to a scrape. Returns `None` if the request is for another path.
     pub fn respond(&self, request: &Request) -> Option<Response> {
         let head = &request.head;
         Self::takes_key(head).then(|| respond_to_get(head, || self.metrics(request)))
@@ -118,7 +118,7 @@ impl MonitoringEndpoints {
     }
 }
 
-/// Answers GET and HEAD, and refuses other methods.
+/// Responds to GET and HEAD, and refuses other methods.
 fn respond_to_get(head: &RequestHead, response: impl FnOnce() -> Response) -> Response {
     let response = match head.method() {
         "GET" | "HEAD" => response(),

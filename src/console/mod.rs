@@ -32,9 +32,9 @@ const HTTPS_ONLY: &str = "max-age=31536000";
 
 impl Console {
     pub fn respond(&self, request: &Request) -> Response {
-        let answer = panic::catch_unwind(AssertUnwindSafe(|| self.serve(request)));
+        let served = panic::catch_unwind(AssertUnwindSafe(|| self.serve(request)));
         let mut response =
-            answer.unwrap_or_else(|_| error_pages::error(None, None, &PageError::Panic));
+            served.unwrap_or_else(|_| error_pages::error(None, None, &PageError::Panic));
         if request.client.secure {
             response = response.with("strict-transport-security", HTTPS_ONLY);
         }
@@ -77,10 +77,10 @@ impl Console {
     }
 
     fn serve(&self, request: &Request) -> Response {
-        if let Some(answer) =
+        if let Some(response) =
             html::assets::find(&request.head).or_else(|| self.monitoring.respond(request))
         {
-            return answer;
+            return response;
         }
         self.page(request)
             .unwrap_or_else(|error| error_pages::error(None, request.client.peer, &error))

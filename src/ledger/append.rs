@@ -57,8 +57,8 @@ impl Ledger {
     }
 
     /// Writes a row, with its place in the chain, and adds it to the sums. All of it is synced to
-    /// disk when this returns, by the COMMIT in `SqliteTransaction::run_and_commit`. It shares its
-    /// transaction with the rows that wait at the same time.
+    /// disk when this returns: by PostgreSQL, or by the COMMIT in `SqliteTransaction::run_and_commit`.
+    /// It shares its transaction with the rows that wait at the same time.
     pub fn append(&self, mut row: LedgerRow) -> Result<()> {
         row.gateway.clone_from(&self.gateway);
         let write = |group: &[&LedgerRow], deadline| self.write_group(group, deadline);

@@ -1,5 +1,5 @@
 //! TLS on the listener's thread. A session never blocks: it belongs to the event loop, which
-//! decrypts what a client sends and encrypts what a worker responds.
+//! decrypts what a client sends and encrypts the responses.
 
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};

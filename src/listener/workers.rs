@@ -15,7 +15,6 @@ use super::load::LoadEvent;
 use super::queue::{FairQueue, Job, TakeError, Work};
 use super::service::{RunningRequest, Service};
 use super::state::{CONSOLE_CAPACITY, ListenerState};
-
 use crate::error::{Failure, FailureCause};
 use crate::http::Response;
 use crate::http::response::{LAST_CHUNK, chunk};

@@ -65,9 +65,7 @@ impl WalState {
             last_checkpoint: AtomicI64::new(0),
         })
     }
-}
 
-impl WalState {
     /// Calls `checkpoint` if the WAL has become large.
     pub fn checkpoint_if_due(&self, checkpoint: impl FnOnce() -> Result<CheckpointProgress>) {
         // One thread of several takes it upon itself.

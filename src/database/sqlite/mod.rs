@@ -156,7 +156,6 @@ mod tests {
     use rusqlite::ffi;
 
     use super::connection::switch_journal;
-
     use super::*;
     use crate::database::tests::open;
     use crate::mutex::lock;

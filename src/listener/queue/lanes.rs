@@ -203,8 +203,7 @@ impl QueueState {
     }
 
     /// Sheds the newest request of a lane; in the lane of unknown clients, the newest of the client
-    /// that sent most. If several have sent equally
-    /// many, the newest of their requests.
+    /// that has sent most. If several clients have sent the same number, their newest request.
     pub fn shed(&mut self, name: &LaneName) -> Option<Job> {
         let lane = self.lanes.get_mut(name)?;
         lane.shed += 1;
