@@ -13,12 +13,10 @@
 //! - `ledger` appends the row, `keys` knows the keys and their budgets, `audit` who changed what;
 //!   `store` opens the three, and `database` runs their SQL. `recovery` restores and moves a
 //!   database.
-//! - `background` makes test writes, probes failed runtimes, removes old rows and keeps the
-//!   heartbeat of a gateway.
+//! - `background` reloads the configuration on SIGHUP and probes failed runtimes; `ledger_tasks`
+//!   makes test writes, removes old rows and keeps the heartbeat of a gateway.
 //! - `metrics` counts requests and their outcomes; `monitoring` serves them, and answers health
 //!   probes.
-//! - `supervisor` reports to systemd (readiness, reloads, stops, the watchdog) and reloads the
-//!   configuration.
 //!
 //! Invariants:
 //!
@@ -53,9 +51,9 @@ pub mod store;
 
 mod background;
 mod checks;
+mod ledger_tasks;
 mod metrics;
 mod monitoring;
-pub mod supervisor;
 
 mod certificates;
 pub mod error;

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use crate::api::{key, reply};
-use crate::background::Readiness;
 use crate::error::{ApiError, Failure, FailureCause};
 use crate::http::{Request, RequestHead, Response};
 use crate::id::RequestId;
 use crate::keys::{Key, Permission};
+use crate::ledger_tasks::Readiness;
 use crate::listener::{Acceptor, ListenerState};
 use crate::logging;
 use crate::metrics::{LedgerGauges, Metrics};

@@ -1,16 +1,27 @@
 //! Starts the pools of threads.
 
 use std::io;
-use std::panic;
+use std::sync::Mutex;
+use std::thread;
 
 use threadpool::ThreadPool;
 
-/// Fails if the system does not allow so many threads. The crate panics then, which is an error of
-/// the start and not a line in the log: the hook is silent meanwhile.
-pub fn start(name: &str, threads: usize) -> io::Result<ThreadPool> {
-    let hook = panic::take_hook();
-    panic::set_hook(Box::new(|_| ()));
-    let pool = panic::catch_unwind(|| ThreadPool::with_name(name.to_owned(), threads));
-    panic::set_hook(hook);
-    pool.map_err(|_| io::Error::other("the system does not allow so many"))
+use crate::mutex::lock;
+
+/// Fails if the system does not allow so many threads. The crate would panic then, so as many
+/// threads of our own are started first, all at once, and end again.
+pub fn start(name: &str, count: usize) -> io::Result<ThreadPool> {
+    let gate = Mutex::new(());
+    thread::scope(|scope| {
+        let closed = lock(&gate);
+        let start = |_| thread::Builder::new().spawn_scoped(scope, || drop(lock(&gate)));
+        let threads: io::Result<Vec<_>> = (0..count).map(start).collect();
+        drop(closed);
+        for thread in threads? {
+            // The scope alone would not wait until the system has removed the thread.
+            let _ = thread.join();
+        }
+        Ok::<_, io::Error>(())
+    })?;
+    Ok(ThreadPool::with_name(name.to_owned(), count))
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::{flag, low_level::pipe};
 
@@ -15,27 +16,32 @@ use super::process_limits::{connections_that_fit, too_few_threads};
 use super::sockets::{format_address, sockets};
 use crate::api::ledger::Refusals;
 use crate::audit::Actor;
-use crate::background::{self, Background, Readiness};
+use crate::background::{Background, Step};
 use crate::checks;
 use crate::config::{Config, GroundingMode, RuntimeConfig, SearchConfig, TlsFiles};
 use crate::console::Console;
 use crate::database::{Access, DatabaseError, DatabaseLocation, LockError};
 use crate::grounding::Grounding;
 use crate::ledger::ServeLock;
-use crate::listener::{Acceptor, Address, Limits, Listener, Snapshot};
+use crate::ledger_tasks::{LedgerTasks, Readiness};
+use crate::listener::{Acceptor, Address, Limits, Listener, Watchdog};
 use crate::logging;
 use crate::metrics::Metrics;
 use crate::monitoring::MonitoringEndpoints;
 use crate::pipeline::Pipeline;
 use crate::runtime::Runtimes;
 use crate::store::Store;
-use crate::supervisor::{Monitored, Notify, Supervisor};
-use crate::text::count;
 use crate::when;
 
 /// The longest time of a request that the database takes: 10 s to look up the key (on PostgreSQL,
 /// if a connection is lost), and 20 s for the row.
 const LEDGER_TIME: Duration = Duration::from_secs(30);
+
+/// The pause between two probes of a failed runtime.
+const PROBE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The pause between two warnings about a certificate.
+const CERTIFICATE_INTERVAL: Duration = Duration::from_secs(when::DAY as u64);
 
 pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
     let (starting, reload_requested) = handle_start_signals().map_err(failed("the signals"))?;
@@ -78,8 +84,6 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
     store.ledger.join(&config.gateway, &urls.join(" "))?;
     let store = Arc::new(store);
     let readiness = Arc::new(Readiness::new(&store));
-    let notify =
-        Notify::from_environment().map_err(failed("the socket that NOTIFY_SOCKET names"))?;
     let runtimes =
         Runtimes::new(&config.runtime, config.workers, config.worker_share()).map(Arc::new);
     if runtimes.is_none() {
@@ -91,6 +95,7 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
         queue: config.queue,
         max_connections: connections_that_fit(config.max_connections, config.workers),
         buffered_bytes: config.buffer_limit,
+        longest_work: longest_work(&config.runtime, &config.search),
         ..Limits::default()
     };
     log::info!(
@@ -109,6 +114,8 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
     let mut listener = Listener::new(sockets, limits).map_err(failed("the listener"))?;
     listener.acceptor = acceptor.clone();
     listener.trusted_proxies = config.trusted_proxies.clone();
+    listener.watchdog = watchdog(&store);
+    listener.on_stop = Box::new(|| notify(&[NotifyState::Stopping]));
     let replaced_because = Arc::new(OnceLock::new());
     let replaced = {
         let stopper = listener.stopper().map_err(failed("the listener"))?;
@@ -120,34 +127,22 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
             }
         }
     };
-    let background = Background::start(
-        &store,
-        &readiness,
-        runtimes.as_ref(),
-        acceptor.as_ref(),
-        config.retention_days,
-        lock,
-        replaced,
-    )
-    .map_err(too_few_threads)?;
+    let ledger_tasks =
+        LedgerTasks::start(&store, &readiness, config.retention_days, lock, replaced)
+            .map_err(too_few_threads)?;
     let metrics = Arc::new(Metrics::default());
-    let monitored = Monitored {
-        notify,
-        store: Arc::clone(&store),
-        longest_work: longest_work(&config.runtime, &config.search),
-        listener: Arc::clone(&listener.state),
-        status: Box::new({
-            let (metrics, listener) = (Arc::clone(&metrics), Arc::clone(&listener.state));
-            move || status(&metrics, &listener.snapshot())
-        }),
-        reload: Box::new({
-            let (running, store) = (Arc::clone(&config), Arc::clone(&store));
-            let acceptor = acceptor.clone();
-            move || reload(file.as_deref(), &running, acceptor.as_deref(), &store)
-        }),
+    let reload = {
+        let (running, store, acceptor) =
+            (Arc::clone(&config), Arc::clone(&store), acceptor.clone());
+        move || {
+            let now = NotifyState::monotonic_usec_now();
+            let now = now.expect("the system should have a monotonic clock");
+            notify(&[NotifyState::Reloading, now]);
+            reload(file.as_deref(), &running, acceptor.as_deref(), &store);
+            notify(&[NotifyState::Ready]);
+        }
     };
-    let supervisor =
-        Supervisor::start(monitored, reload_requested).map_err(failed("the supervisor"))?;
+    let steps = background_steps(runtimes.clone(), acceptor.clone());
     let monitoring = MonitoringEndpoints {
         store: Arc::clone(&store),
         metrics: Arc::clone(&metrics),
@@ -174,17 +169,16 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
         console,
         console_is_local: config.console_is_local,
     };
-    supervisor
-        .handle_signals()
-        .and_then(|()| stop_on_signals(&listener))
-        .map_err(failed("the signals"))?;
+    stop_on_signals(&listener).map_err(failed("the signals"))?;
     let event_loop = listener
         .start(Arc::new(pipeline))
         .map_err(too_few_threads)?;
     starting.store(false, Ordering::Release);
-    supervisor.ready();
+    notify(&[NotifyState::Ready]);
+    // After that message: a reload has others.
+    let background = Background::start(reload_requested, reload, steps).map_err(too_few_threads)?;
     event_loop.run().map_err(failed("the listener"))?;
-    drop((background, supervisor));
+    drop((background, ledger_tasks));
     logging::log_refusal_summary();
     if let Some(error) = replaced_because.get() {
         return Err(CliError::failed(match (&config.database, error) {
@@ -226,6 +220,42 @@ fn stop_on_signals(listener: &Listener) -> io::Result<()> {
     Ok(())
 }
 
+/// Notifies the service manager, if there is one.
+fn notify(states: &[NotifyState]) {
+    if let Err(error) = sd_notify::notify(states) {
+        log::warn!("could not notify the service manager of {states:?}: {error}");
+    }
+}
+
+fn watchdog(store: &Arc<Store>) -> Option<Watchdog> {
+    let interval = sd_notify::watchdog_enabled().filter(|interval| !interval.is_zero())?;
+    let store = Arc::clone(store);
+    let is_database_stuck = move || store.database.is_stuck();
+    let feed = || notify(&[NotifyState::Watchdog]);
+    Some(Watchdog::new(interval, is_database_stuck, feed))
+}
+
+/// Probes failed runtimes, and warns about the certificate.
+fn background_steps(runtimes: Option<Arc<Runtimes>>, acceptor: Option<Arc<Acceptor>>) -> Vec<Step> {
+    let probes = runtimes.map(|runtimes| Step {
+        every: PROBE_INTERVAL,
+        name: "probing failed runtimes",
+        run: Box::new(move || runtimes.probe_failed()),
+    });
+    let certificate = acceptor.map(|acceptor| Step {
+        every: CERTIFICATE_INTERVAL,
+        name: "looking at the certificate",
+        run: Box::new(move || warn_about_certificate(&acceptor)),
+    });
+    probes.into_iter().chain(certificate).collect()
+}
+
+fn warn_about_certificate(acceptor: &Acceptor) {
+    if let Some(warning) = checks::certificate_warning(&acceptor.certificate()) {
+        log::warn!("{warning}");
+    }
+}
+
 /// The longest time that a worker may need for a request. If no worker has finished one for longer,
 /// the watchdog is not fed; the unit's TimeoutStopSec follows from it too.
 fn longest_work(runtime: &RuntimeConfig, search: &SearchConfig) -> Duration {
@@ -242,18 +272,6 @@ fn acceptor(files: &TlsFiles) -> Result<Arc<Acceptor>, CliError> {
     Acceptor::new(certificate)
         .map(Arc::new)
         .map_err(|error| CliError::failed(format!("TLS: {error}.")))
-}
-
-/// A line for `systemctl status`.
-fn status(metrics: &Metrics, Snapshot { workers, queue, .. }: &Snapshot) -> String {
-    format!(
-        "{} served, {} of {} busy, {} of {} in the queue used",
-        count(metrics.served() as i64, "request"),
-        workers.now,
-        count(workers.limit as i64, "worker"),
-        queue.now,
-        count(queue.limit as i64, "place")
-    )
 }
 
 /// Reloads the settings that can change while the service runs. An invalid configuration changes
@@ -290,7 +308,7 @@ fn reload(file: Option<&Path>, running: &Config, acceptor: Option<&Acceptor>, st
     }
     let mut details = applied.join(", ");
     log::info!("configuration reloaded: {details}");
-    acceptor.inspect(|acceptor| background::warn_about_certificate(acceptor));
+    acceptor.inspect(|acceptor| warn_about_certificate(acceptor));
     log::set_max_level(config.log_level);
     let differences = running.differences(&config);
     if !differences.is_empty() {

@@ -11,6 +11,8 @@ pub struct Limits {
     pub max_connections: usize,
     /// The bytes held for all connections together: heads, bodies, responses not yet sent.
     pub buffered_bytes: usize,
+    /// The longest time that a worker may need for a request.
+    pub longest_work: Duration,
     /// From the first byte of a request to its last.
     pub request_time: Duration,
     /// The longest wait of a connection between requests.
@@ -37,6 +39,7 @@ impl Default for Limits {
             queue: 64,
             max_connections: 4096,
             buffered_bytes: 64 * 1024 * 1024,
+            longest_work: Duration::from_secs(155),
             request_time: Duration::from_secs(20),
             idle_time: Duration::from_secs(60),
             send_time: Duration::from_secs(20),

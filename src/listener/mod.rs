@@ -17,6 +17,7 @@ mod service;
 mod socket;
 mod state;
 mod tls;
+mod watchdog;
 mod workers;
 
 use std::io;
@@ -35,6 +36,7 @@ pub use service::{RunningRequest, Service};
 pub use socket::{Address, ListeningSocket};
 pub use state::ListenerState;
 pub use tls::{Acceptor, Certificate, TlsError};
+pub use watchdog::Watchdog;
 
 const WAKE: Token = Token(usize::MAX);
 const STOP: Token = Token(usize::MAX - 1);
@@ -50,6 +52,10 @@ pub struct Listener {
     pub acceptor: Option<Arc<Acceptor>>,
     /// The proxies whose forwarding headers are trusted.
     pub trusted_proxies: Proxies,
+    /// `None` if the service manager has none.
+    pub watchdog: Option<Watchdog>,
+    /// Called when the listener begins to stop; running requests are still completed.
+    pub on_stop: Box<dyn Fn() + Send>,
     /// Readable when the listener has to stop.
     _stop: mio::net::UnixStream,
     stopper: UnixStream,
@@ -73,6 +79,8 @@ impl Listener {
             poll,
             acceptor: None,
             trusted_proxies: Proxies::default(),
+            watchdog: None,
+            on_stop: Box::new(|| {}),
             _stop: stop,
             stopper,
         })

@@ -1,6 +1,5 @@
 //! The state that the event loop, its threads and the readers of its load share.
 
-use std::io;
 use std::mem;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -34,8 +33,6 @@ pub struct ListenerState {
     pub(super) unknown_keys: FairQueue,
     pub(super) console: FairQueue,
     pub(super) credentials: CredentialCache,
-    /// The watchdog has asked the loop, which has not answered yet.
-    is_loop_asked: AtomicBool,
     /// When a worker last started a request.
     work_started: Mutex<Instant>,
     /// When the look-up of an unknown key began, if one runs.
@@ -76,7 +73,6 @@ impl ListenerState {
             unknown_keys: FairQueue::new(unknown),
             console: FairQueue::new(CONSOLE_CAPACITY),
             credentials: CredentialCache::default(),
-            is_loop_asked: AtomicBool::new(false),
             work_started: Mutex::new(Instant::now()),
             look_up_started: Mutex::default(),
             completed: Mutex::default(),
@@ -176,15 +172,14 @@ impl ListenerState {
         *lock(&self.look_up_started) = is_running.then(Instant::now);
     }
 
-    /// The loop's heartbeat, once per round, with its figures.
+    /// Publishes the loop's figures, once per round.
     pub(super) fn publish(&self, connections: usize, buffered: usize) {
-        self.is_loop_asked.store(false, Ordering::Release);
         self.connections.store(connections, Ordering::Relaxed);
         self.buffered.store(buffered, Ordering::Relaxed);
     }
 }
 
-/// For the console, the metrics and the supervisor.
+/// For the console, the metrics and the watchdog.
 impl ListenerState {
     /// The API's requests by key.
     pub fn lanes(&self) -> Vec<LaneLoad> {
@@ -207,16 +202,6 @@ impl ListenerState {
             accepted: self.accepted.load(Ordering::Relaxed),
             events: self.event_counts(),
         }
-    }
-
-    /// Wakes the loop; [`Self::has_loop_answered`] says later whether it ran.
-    pub fn ask_loop(&self) -> io::Result<()> {
-        self.is_loop_asked.store(true, Ordering::Release);
-        self.waker.wake()
-    }
-
-    pub fn has_loop_answered(&self) -> bool {
-        !self.is_loop_asked.load(Ordering::Acquire)
     }
 
     /// Returns true if all workers are busy and none has started a request within `deadline`: then
@@ -249,11 +234,6 @@ mod tests {
         };
         let state = ListenerState::new(limits, waker);
         let (none, long) = (Duration::ZERO, Duration::from_secs(3600));
-        assert!(state.has_loop_answered(), "nothing was asked");
-        state.ask_loop().expect("a wake-up");
-        assert!(!state.has_loop_answered());
-        state.publish(0, 0);
-        assert!(state.has_loop_answered());
         thread::sleep(Duration::from_millis(2));
         let start = || {
             state.api.push(job(0, in_lane("key_1")));

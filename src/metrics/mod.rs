@@ -72,11 +72,6 @@ impl Default for Started {
 }
 
 impl Metrics {
-    /// The requests that were answered, also with an error.
-    pub fn served(&self) -> u64 {
-        self.completions.get() + self.errors.iter().map(Counter::get).sum::<u64>()
-    }
-
     /// Counts a request that a worker has answered. `total` contains the write to the ledger.
     pub fn count_answer(
         &self,

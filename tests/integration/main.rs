@@ -44,7 +44,7 @@ mod runtime;
 mod search;
 mod several_runtimes;
 mod sign_in;
-mod supervisor;
+mod systemd;
 mod tls;
 mod upgrade;
 mod wire;

@@ -21,7 +21,7 @@ use super::load::EventLog;
 use super::origins::{Holding, Holdings, Origin, TurnQueue};
 use super::service::Service;
 use super::state::ListenerState;
-use super::{FIRST_SOCKET, Listener, STOP, WAKE, workers};
+use super::{FIRST_SOCKET, Listener, STOP, WAKE, Watchdog, workers};
 use crate::client::Cancellation;
 use crate::error::{Failure, FailureCause};
 use crate::http::MAX_HEAD;
@@ -139,6 +139,11 @@ impl<S: Service> EventLoop<S> {
             self.refuse_waiting();
         }
         self.event_log.write(self.state.event_counts(), now);
+        if let Some(watchdog) = &mut self.listener.watchdog
+            && now >= watchdog.due()
+        {
+            watchdog.run(now, self.state.are_workers_stuck(self.limits.longest_work));
+        }
         self.state
             .publish(self.connections.len(), self.holdings.total.bytes);
         Ok(())
@@ -153,7 +158,11 @@ impl<S: Service> EventLoop<S> {
         let sweep = (!self.connections.is_empty()).then_some(self.next_sweep);
         let accept = self.accepting.contains(&true).then_some(self.accept_after);
         let line = self.event_log.due(self.state.event_counts(), now);
-        let next = [sweep, accept, line].into_iter().flatten().min()?;
+        let watchdog = self.listener.watchdog.as_ref().map(Watchdog::due);
+        let next = [sweep, accept, line, watchdog]
+            .into_iter()
+            .flatten()
+            .min()?;
         Some(next.saturating_duration_since(now))
     }
 
@@ -234,6 +243,7 @@ impl<S: Service> EventLoop<S> {
         if self.state.stop() {
             return;
         }
+        (self.listener.on_stop)();
         self.listener.sockets.clear();
         self.accepting.clear();
         let limits = &mut self.limits;

@@ -1,6 +1,5 @@
-//! Background tasks, each on its own thread: readiness, retention, the gateway's heartbeat, probes
-//! of failed runtimes and a daily look at the certificate. If one fails, requests continue, and the
-//! next round tries again.
+//! The tasks of the ledger, each on its own thread: readiness, retention and the gateway's
+//! heartbeat. If one fails, requests continue, and the next round tries again.
 
 mod readiness;
 mod task;
@@ -16,23 +15,14 @@ use crate::checks;
 use crate::database::DatabaseError;
 use crate::database::postgres::session_lock::SessionLock;
 use crate::ledger::{RetentionState, ServeLock};
-use crate::listener::Acceptor;
-use crate::runtime::Runtimes;
 use crate::store::Store;
 use crate::text::count;
-use crate::when;
 
 /// The pause between two heartbeats of a gateway.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The pause between two probes of a failed runtime.
-const PROBE_INTERVAL: Duration = Duration::from_secs(2);
-
 /// The pause between two searches for old rows.
 const RETENTION_INTERVAL: Duration = Duration::from_secs(3600);
-
-/// The pause between two warnings about a certificate.
-const CERTIFICATE_INTERVAL: Duration = Duration::from_secs(when::DAY as u64);
 
 /// The most rows that one transaction removes: its sync takes less time than the removal, and a row
 /// that waits for both is hardly delayed.
@@ -44,15 +34,13 @@ const REMOVAL_PAUSE: u32 = 4;
 
 /// All tasks. Dropping it stops them, and waits until failed sign-ins are written.
 #[expect(dead_code, reason = "they are stopped when they are dropped")]
-pub struct Background(Vec<Task>);
+pub struct LedgerTasks(Vec<Task>);
 
-impl Background {
+impl LedgerTasks {
     /// Starts the tasks; fails if the system does not allow another thread.
     pub fn start(
         store: &Arc<Store>,
         readiness: &Arc<Readiness>,
-        runtimes: Option<&Arc<Runtimes>>,
-        acceptor: Option<&Arc<Acceptor>>,
         retention_days: Option<u32>,
         lock: ServeLock,
         replaced: impl Fn(&DatabaseError) + Send + Sync + 'static,
@@ -62,12 +50,6 @@ impl Background {
             Arc::clone(readiness),
             Arc::clone(&replaced),
         )?];
-        if let Some(runtimes) = runtimes {
-            tasks.push(probes(Arc::clone(runtimes))?);
-        }
-        if let Some(acceptor) = acceptor {
-            tasks.push(certificate(Arc::clone(acceptor))?);
-        }
         if let Some(days) = retention_days {
             tasks.push(retention(Arc::clone(store), days)?);
         }
@@ -76,35 +58,6 @@ impl Background {
         }
         Ok(Self(tasks))
     }
-}
-
-/// Warns about the certificate at once, and then every day.
-fn certificate(acceptor: Arc<Acceptor>) -> io::Result<Task> {
-    Task::start("certificate", move |stop| {
-        let warn = TaskStep::new("looking at the certificate", || {
-            warn_about_certificate(&acceptor);
-            Ok(true)
-        });
-        stop.repeat(CERTIFICATE_INTERVAL, [warn]);
-    })
-}
-
-pub fn warn_about_certificate(acceptor: &Acceptor) {
-    if let Some(warning) = checks::certificate_warning(&acceptor.certificate()) {
-        log::warn!("{warning}");
-    }
-}
-
-/// Probes failed runtimes. A stop does not wait for one that hangs.
-fn probes(runtimes: Arc<Runtimes>) -> io::Result<Task> {
-    let task = Task::start("probes", move |stop| {
-        let probe = TaskStep::new("probing failed runtimes", || {
-            runtimes.probe_failed();
-            Ok(true)
-        });
-        stop.repeat(PROBE_INTERVAL, [probe]);
-    })?;
-    Ok(task.detached())
 }
 
 /// Updates the gateway's heartbeat.

@@ -3,27 +3,23 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::net::{IpAddr, TcpStream};
-use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use adriaticum::database::{Access, DatabaseLocation};
 use adriaticum::error::Failure;
 use adriaticum::http::{self, RequestHead, Response};
 use adriaticum::listener::{
-    Admission, Destination, Lane, Limits, PendingRequest, RunningRequest, Service,
+    Admission, Destination, Lane, Limits, PendingRequest, RunningRequest, Service, Watchdog,
 };
-use adriaticum::store::Store;
-use adriaticum::supervisor::{Monitored, Notify, Supervisor};
 use rustix::process::Signal;
 
 use crate::support::{
-    Client, Folder, PATIENCE, Runtime, Script, Server, admit_with_one_key, chat, completion,
+    Client, PATIENCE, Runtime, Script, Server, admit_with_one_key, chat, completion,
     local_listener, one_key, request, until,
 };
 
@@ -32,10 +28,7 @@ struct Manager(UnixDatagram);
 
 impl Manager {
     fn at(path: &Path) -> Self {
-        Self::new(UnixDatagram::bind(path).expect("a socket"))
-    }
-
-    fn new(socket: UnixDatagram) -> Self {
+        let socket = UnixDatagram::bind(path).expect("a socket");
         socket
             .set_read_timeout(Some(PATIENCE))
             .expect("a time-out can be set");
@@ -49,7 +42,8 @@ impl Manager {
             .0
             .recv(&mut received)
             .expect("something should be received");
-        String::from_utf8(received[..length].to_vec()).expect("it should be text")
+        let message = str::from_utf8(&received[..length]).expect("it should be text");
+        message.trim_end().to_owned()
     }
 
     /// Waits for this message, and ignores others before it.
@@ -152,26 +146,47 @@ fn systemd_is_notified_of_the_start_the_reload_and_the_stop() {
     assert!(server.wait().success());
 }
 
+/// systemd takes the time of the stop from this message, and shows that the service is stopping.
 #[test]
-fn an_abstract_socket_and_the_status() {
+fn systemd_is_notified_of_a_stop_before_the_running_requests_are_completed() {
     let runtime = Runtime::start();
-    let name = format!("adriaticum-test-{}", std::process::id());
-    let address = SocketAddr::from_abstract_name(&name).expect("a name");
-    let manager = Manager::new(UnixDatagram::bind_addr(&address).expect("a socket"));
-    let server = Server::new(Some(&runtime))
-        .set("NOTIFY_SOCKET", format!("@{name}"))
+    let server = Server::new(Some(&runtime));
+    let path = server.folder.path("notify");
+    let manager = Manager::at(&path);
+    let mut server = server.set("NOTIFY_SOCKET", path.display()).start();
+    let gate = Arc::new(AtomicBool::new(false));
+    runtime.next(Script::Held(Arc::clone(&gate), completion("at last")));
+    let mut client = server.connect();
+    client.send(request(&server.key(), &chat("x")));
+    until("it is under way", || runtime.count() == 1);
+    server.signal(Signal::TERM);
+    manager.waits_for("STOPPING=1");
+    gate.store(true, Ordering::Release);
+    client.reply().is_completion();
+    assert!(server.wait().success());
+}
+
+#[test]
+fn a_reload_and_a_stop_work_without_a_service_manager() {
+    let mut server = Server::new(None)
+        .set("NOTIFY_SOCKET", "/nonexistent/notify")
         .start();
-    assert_eq!(manager.hears(), "READY=1");
-    server.post(&server.key(), &chat("x")).is_completion();
-    let received = manager.waits_for("STATUS=");
+    server.signal(Signal::HUP);
+    until("it has reloaded", || {
+        server.log().contains("configuration reloaded")
+    });
+    server.signal(Signal::TERM);
+    assert!(server.wait().success());
+    let log = server.log();
     assert!(
-        received.contains("=1 request served, 0 of 16 workers busy, 0 of 64 places"),
-        "{received}"
+        log.contains("could not notify the service manager"),
+        "{log}"
     );
 }
 
 #[test]
-fn the_watchdog_is_fed_while_the_workers_have_their_work_and_while_another_holds_the_database() {
+fn the_watchdog_is_fed_while_idle_while_the_workers_have_their_work_and_while_another_holds_the_database()
+ {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime));
     let path = server.folder.path("notify");
@@ -181,6 +196,9 @@ fn the_watchdog_is_fed_while_the_workers_have_their_work_and_while_another_holds
         .set("WATCHDOG_USEC", 100_000)
         .set("ADRIATICUM_WORKERS", 1)
         .start();
+    for _ in 0..5 {
+        manager.waits_for("WATCHDOG=1");
+    }
     let key = server.key();
     let gate = Arc::new(AtomicBool::new(false));
     runtime.next(Script::Held(Arc::clone(&gate), completion("at last")));
@@ -266,29 +284,20 @@ impl Service for Stuck {
 
 #[test]
 fn the_watchdog_is_not_fed_for_a_loop_or_workers_that_are_stuck() {
-    let folder = Folder::new();
-    let manager = Manager::at(&folder.path("notify"));
-    let (listener, address) = local_listener(Limits {
+    let (mut listener, address) = local_listener(Limits {
         workers: 1,
+        longest_work: Duration::from_millis(1),
         ..Limits::default()
     });
-    let mut stopper = listener.stopper().expect("a stopper");
+    let fed = Arc::new(AtomicU64::new(0));
+    let feed = Arc::clone(&fed);
     let time = Duration::from_millis(40);
-    let monitored = Monitored {
-        notify: Some(Notify::new(folder.path("notify").as_os_str(), Some(time)).expect("a socket")),
-        listener: Arc::clone(&listener.state),
-        store: Arc::new(
-            Store::open(
-                &DatabaseLocation::Sqlite(folder.path("a.db")),
-                Access::Create,
-            )
-            .expect("a database"),
-        ),
-        longest_work: Duration::from_millis(1),
-        status: Box::new(String::new),
-        reload: Box::new(|| {}),
-    };
-    let supervisor = Supervisor::start(monitored, Arc::default()).expect("a supervisor");
+    listener.watchdog = Some(Watchdog::new(
+        time,
+        || false,
+        move || _ = feed.fetch_add(1, Ordering::AcqRel),
+    ));
+    let mut stopper = listener.stopper().expect("a stopper");
     let stuck = Arc::new(Stuck::default());
     let service = Arc::clone(&stuck);
     let serving = thread::spawn(move || {
@@ -298,37 +307,29 @@ fn the_watchdog_is_not_fed_for_a_loop_or_workers_that_are_stuck() {
             .run()
             .expect("it should serve")
     });
+    let count = || fed.load(Ordering::Acquire);
+    let is_fed = || {
+        let before = count();
+        until("the watchdog is fed", || count() > before + 2);
+    };
     let is_silent = || {
-        // One may be on its way; after that, none comes for ten times as long as they come.
-        thread::sleep(time);
-        manager.forget();
+        let before = count();
         thread::sleep(time * 10);
-        manager
-            .0
-            .set_nonblocking(true)
-            .expect("it can be asked not to wait");
-        let silent = manager.0.recv(&mut [0; 4096]).is_err();
-        manager
-            .0
-            .set_nonblocking(false)
-            .expect("it can be asked to wait");
-        silent
+        count() == before
     };
     for (held, bytes) in [
         (&stuck.worker, "GET / HTTP/1.1\r\nHost: h\r\n\r\n"),
         (&stuck.turn, "nonsense\n\n"),
     ] {
-        manager.waits_for("WATCHDOG=1");
+        is_fed();
         held.store(true, Ordering::Release);
         let mut client = Client::new(TcpStream::connect(address).expect("a connection"));
         client.send(bytes);
         until("the watchdog is not fed", is_silent);
         held.store(false, Ordering::Release);
         assert_ne!(client.reply().status, 0);
-        manager.forget();
-        manager.waits_for("WATCHDOG=1");
+        is_fed();
     }
-    drop(supervisor);
     stopper.write_all(b"x").expect("it can be stopped");
     serving.join().expect("the listener should not panic");
 }

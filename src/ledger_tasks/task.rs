@@ -18,9 +18,8 @@ pub(super) type OnReplaced = Arc<dyn Fn(&DatabaseError) + Send + Sync>;
 
 /// A thread that stops when the value is dropped.
 pub(super) struct Task {
-    /// `None` only while it is dropped.
+    /// Both are `None` only while it is dropped.
     stop: Option<Sender<()>>,
-    /// `None` if a drop does not wait for the thread.
     thread: Option<JoinHandle<()>>,
 }
 
@@ -34,14 +33,6 @@ impl Task {
             stop: Some(stop),
             thread: Some(thread),
         })
-    }
-
-    /// Makes a drop not wait for the thread: for one that waits for other hosts and leaves nothing
-    /// unfinished.
-    pub fn detached(self) -> Self {
-        let mut task = self;
-        task.thread = None;
-        task
     }
 }
 
@@ -187,22 +178,5 @@ mod tests {
             step.is_logged
         });
         assert_eq!(is_logged, [true, true, false]);
-    }
-
-    #[test]
-    fn a_drop_does_not_wait_for_a_detached_task() {
-        let (release, held) = mpsc::channel::<()>();
-        let (sender, ended) = mpsc::channel();
-        let task = Task::start("test", move |stop| {
-            let _ = held.recv();
-            sender
-                .send(stop.wait(Duration::MAX))
-                .expect("the test listens");
-        })
-        .expect("a thread");
-        // It would never return if it waited.
-        drop(task.detached());
-        drop(release);
-        assert_eq!(ended.recv(), Ok(true), "it stops when it is no longer held");
     }
 }
