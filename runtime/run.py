@@ -144,7 +144,7 @@ def chosen_port():
     if not (text.isdecimal() and 1 <= int(text) <= 65535):
         raise SystemExit(f"PORT={text}: expected a number from 1 to 65535.")
     port = int(text)
-    # The gateway listens on the first, but localhost may resolve to either.
+    # The gateway listens on both; the second is missing on a host without IPv6.
     for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         try:
             socket.create_server((address, port), family=family).close()
@@ -176,7 +176,7 @@ def settings_of_the_service(port):
         CONFIG.write_text(FIRST_CONFIG)
     settings = os.environ | {
         "ADRIATICUM_CONFIG": str(CONFIG),
-        "ADRIATICUM_LISTEN": f"127.0.0.1:{port}",
+        "ADRIATICUM_LISTEN": f"localhost:{port}",
         "ADRIATICUM_DATABASE": str(DATABASE),
     }
     for name in ("RUNTIME_URL", "RUNTIME_MODEL", "RUNTIME_API_KEY"):

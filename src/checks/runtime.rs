@@ -133,7 +133,12 @@ fn local_runtimes(config: &Config) -> Vec<Finding> {
 /// that.
 fn is_own(port: u16, listen: &Address) -> bool {
     let is_here = |ip: IpAddr| ip.is_loopback() || ip.is_unspecified();
-    matches!(listen, Address::Tcp(address) if address.port() == port && is_here(address.ip()))
+    let is_local = match listen {
+        Address::Tcp(address) => is_here(address.ip()),
+        Address::Localhost(_) => true,
+        Address::Unix(_) => false,
+    };
+    is_local && listen.port() == Some(port)
 }
 
 #[cfg(test)]
@@ -151,6 +156,8 @@ mod tests {
             let address = Address::Tcp(listen.parse().expect("an address"));
             assert_eq!(is_own(8080, &address), expected, "{listen}");
         }
+        assert!(is_own(8080, &Address::Localhost(8080)));
+        assert!(!is_own(8080, &Address::Localhost(8081)));
         assert!(!is_own(8080, &Address::Unix("/run/x.sock".into())));
     }
 }

@@ -24,7 +24,7 @@ use crate::database::{Access, DatabaseError, DatabaseLocation, LockError};
 use crate::grounding::Grounding;
 use crate::ledger::ServeLock;
 use crate::ledger_tasks::{LedgerTasks, Readiness};
-use crate::listener::{Acceptor, Address, Limits, Listener, Watchdog};
+use crate::listener::{Acceptor, Limits, Listener, Watchdog};
 use crate::logging;
 use crate::metrics::Metrics;
 use crate::monitoring::MonitoringEndpoints;
@@ -107,8 +107,13 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
         if let Some(warning) = checks::reachable(&config, &socket.address) {
             log::warn!("{warning}");
         }
-        if let (Address::Tcp(address), Some(host)) = (&socket.address, &config.console_host) {
-            log::info!("console at {scheme}://{host}:{}/", address.port());
+    }
+    if let Some(host) = &config.console_host {
+        // Both sockets of localhost have the same one.
+        let mut ports: Vec<u16> = sockets.iter().filter_map(|it| it.address.port()).collect();
+        ports.dedup();
+        for port in ports {
+            log::info!("console at {scheme}://{host}:{port}/");
         }
     }
     let mut listener = Listener::new(sockets, limits).map_err(failed("the listener"))?;

@@ -8,7 +8,7 @@ use super::error::{CliError, failed};
 use crate::config::Config;
 use crate::listener::{Address, ListeningSocket};
 
-/// Returns the sockets that systemd passes, else the one of the configuration.
+/// Returns the sockets that systemd passes, else those of the configuration.
 pub(super) fn sockets(config: &Config) -> Result<Vec<ListeningSocket>, CliError> {
     let mut handed = ListenFd::from_env();
     let mut sockets = Vec::new();
@@ -25,16 +25,20 @@ pub(super) fn sockets(config: &Config) -> Result<Vec<ListeningSocket>, CliError>
         sockets.push(socket.map_err(failed("a socket passed by systemd"))?);
     }
     if sockets.is_empty() {
-        let cannot_listen = |error: io::Error| {
+        let cannot_listen = |(address, error): (Address, io::Error)| {
             let cause = listen_failed(&error);
+            let both = match config.listen {
+                Address::Localhost(_) => {
+                    "; localhost is both 127.0.0.1 and [::1], because clients use either"
+                }
+                _ => "",
+            };
             CliError::failed(format!(
-                "can't listen on {}: {cause}. The setting is listen (ADRIATICUM_LISTEN).",
-                config.listen
+                "can't listen on {address}: {cause}. The setting is listen (ADRIATICUM_LISTEN){both}."
             ))
         };
-        sockets.push(
-            ListeningSocket::bind(&config.listen, config.socket_mode).map_err(cannot_listen)?,
-        );
+        sockets =
+            ListeningSocket::bind(&config.listen, config.socket_mode).map_err(cannot_listen)?;
     }
     Ok(sockets)
 }
@@ -59,7 +63,7 @@ fn listen_failed(error: &io::Error) -> String {
 pub(super) fn format_address(address: &Address, scheme: &str) -> String {
     match address {
         Address::Tcp(address) => format!("{scheme}://{address}"),
-        address @ Address::Unix(_) => address.to_string(),
+        address => address.to_string(),
     }
 }
 

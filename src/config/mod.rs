@@ -258,7 +258,10 @@ fn compatibility(written: &RawSetting) -> Result<Compatibility, Problem> {
 fn listen(written: &RawSetting) -> Result<Address, Problem> {
     written.parse(|text| match text.strip_prefix("unix:") {
         Some(path) => (!path.is_empty()).then(|| Address::Unix(path.into())),
-        None => text.parse().ok().map(Address::Tcp),
+        None => match text.strip_prefix("localhost:") {
+            Some(port) => port.parse().ok().map(Address::Localhost),
+            None => text.parse().ok().map(Address::Tcp),
+        },
     })
 }
 
@@ -368,7 +371,7 @@ mod tests {
     #[test]
     fn defaults() {
         let config = environment(&[]).expect("all defaults should be good");
-        assert_eq!(config.listen.to_string(), "http://127.0.0.1:8080");
+        assert_eq!(config.listen, Address::Localhost(8080));
         assert_eq!(config.socket_mode, 0o660);
         assert_eq!(config.api_hosts, ["localhost", "127.0.0.1", "::1"]);
         assert_eq!(config.console_host.as_deref(), Some("console.localhost"));

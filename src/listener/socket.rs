@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::fmt;
 use std::io::{self, IoSlice, Read, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
@@ -13,6 +13,7 @@ use std::{fs, net};
 use mio::net::{TcpListener, TcpStream, UnixStream};
 use mio::{Interest, Registry, Token};
 use rustix::fs::Mode;
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// An address to listen on: the setting `listen`.
@@ -20,6 +21,19 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 pub enum Address {
     Tcp(SocketAddr),
     Unix(PathBuf),
+    /// A port of 127.0.0.1 and, if the host has it, of [::1]. A socket has one of the two.
+    Localhost(u16),
+}
+
+impl Address {
+    /// Returns `None` for a Unix socket.
+    pub fn port(&self) -> Option<u16> {
+        match self {
+            Self::Tcp(address) => Some(address.port()),
+            Self::Unix(_) => None,
+            Self::Localhost(port) => Some(*port),
+        }
+    }
 }
 
 impl fmt::Display for Address {
@@ -27,6 +41,7 @@ impl fmt::Display for Address {
         match self {
             Self::Tcp(address) => write!(f, "http://{address}"),
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Localhost(port) => write!(f, "http://localhost:{port}"),
         }
     }
 }
@@ -45,28 +60,69 @@ pub struct ListeningSocket {
 /// and a client tries again after a second.
 const BACKLOG: i32 = 4096;
 
+/// How many ports are tried until one is free on both addresses of `localhost`.
+const MAX_PORTS_TRIED: u32 = 16;
+
 const NEW_SOCKET: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
 impl ListeningSocket {
-    /// Listens on an address. The file of a Unix socket gets this mode.
-    pub fn bind(address: &Address, unix_mode: u32) -> io::Result<Self> {
-        match address {
-            Address::Tcp(address) => {
-                let listener = net::TcpListener::bind(address)?;
-                rustix::net::listen(&listener, BACKLOG)?;
-                Self::inherited_tcp(listener)
+    /// Listens on an address, on `localhost` with two sockets. The file of a Unix socket gets this
+    /// mode. An error comes with the address that can't be used.
+    pub fn bind(address: &Address, unix_mode: u32) -> Result<Vec<Self>, (Address, io::Error)> {
+        let socket = match address {
+            Address::Tcp(address) => Self::listen_on_tcp(*address),
+            Address::Unix(path) => Self::listen_on_unix(path, unix_mode),
+            Address::Localhost(port) => {
+                let both = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+                return Self::listen_on_both(both, *port);
             }
-            Address::Unix(path) => {
-                remove_stale(path)?;
-                let listener = bind_unix(path, unix_mode)?;
-                rustix::net::listen(&listener, BACKLOG)?;
-                let mut socket = Self::inherited_unix(listener)?;
-                socket.is_made = true;
-                // The umask may have removed some of it.
-                fs::set_permissions(path, fs::Permissions::from_mode(unix_mode))?;
-                Ok(socket)
+        };
+        let socket = socket.map_err(|error| (address.clone(), error))?;
+        Ok(vec![socket])
+    }
+
+    /// Listens on a port of both addresses, or of none: a client that tries the other one first
+    /// would send its key to any local user who listens there. A host may lack the second address.
+    fn listen_on_both(
+        [first, second]: [IpAddr; 2],
+        port: u16,
+    ) -> Result<Vec<Self>, (Address, io::Error)> {
+        let listen = |address: SocketAddr| {
+            Self::listen_on_tcp(address).map_err(|error| (Address::Tcp(address), error))
+        };
+        let mut tried = 0;
+        loop {
+            let socket = listen((first, port).into())?;
+            let chosen = socket.address.port().unwrap_or(port);
+            let (address, error) = match listen((second, chosen).into()) {
+                Ok(other) => return Ok(vec![socket, other]),
+                Err(error) => error,
+            };
+            if is_missing(&error) {
+                return Ok(vec![socket]);
+            }
+            tried += 1;
+            if port != 0 || error.kind() != io::ErrorKind::AddrInUse || tried == MAX_PORTS_TRIED {
+                return Err((address, error));
             }
         }
+    }
+
+    fn listen_on_tcp(address: SocketAddr) -> io::Result<Self> {
+        let listener = net::TcpListener::bind(address)?;
+        rustix::net::listen(&listener, BACKLOG)?;
+        Self::inherited_tcp(listener)
+    }
+
+    fn listen_on_unix(path: &Path, mode: u32) -> io::Result<Self> {
+        remove_stale(path)?;
+        let listener = bind_unix(path, mode)?;
+        rustix::net::listen(&listener, BACKLOG)?;
+        let mut socket = Self::inherited_unix(listener)?;
+        socket.is_made = true;
+        // The umask may have removed some of it.
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+        Ok(socket)
     }
 
     /// A socket that another process made and listens on.
@@ -106,7 +162,7 @@ impl ListeningSocket {
         let stream = TcpStream::from(stream);
         let from: Option<SocketAddr> = match self.address {
             Address::Unix(_) => None,
-            Address::Tcp(_) => Some(from.ok_or(io::ErrorKind::ConnectionAborted)?.try_into()?),
+            _ => Some(from.ok_or(io::ErrorKind::ConnectionAborted)?.try_into()?),
         };
         if from.is_some() {
             // A response is one write: Nagle's algorithm would only delay it. On a connection that
@@ -124,6 +180,15 @@ impl Drop for ListeningSocket {
             let _ = fs::remove_file(path);
         }
     }
+}
+
+/// Returns true if the host does not have an address: its IPv6 is switched off for the interface, or
+/// for the whole system.
+fn is_missing(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::ADDRNOTAVAIL | Errno::AFNOSUPPORT)
+    )
 }
 
 /// Removes the socket file that a killed process left behind, and only that: not another kind of
@@ -266,10 +331,46 @@ mod tests {
         }
     }
 
+    /// Listens on both addresses; returns those that have a socket, or the one that can't be used.
+    fn both(second: IpAddr, port: u16) -> Result<Vec<IpAddr>, (Address, io::ErrorKind)> {
+        let both = [Ipv4Addr::LOCALHOST.into(), second];
+        let sockets = ListeningSocket::listen_on_both(both, port)
+            .map_err(|(address, error)| (address, error.kind()))?;
+        let ports: Vec<_> = sockets.iter().map(|socket| socket.address.port()).collect();
+        assert!(ports.iter().all(|port| *port == ports[0]), "{ports:?}");
+        let ip = |socket: ListeningSocket| match socket.address {
+            Address::Tcp(address) => address.ip(),
+            ref other => panic!("{other}"),
+        };
+        Ok(sockets.into_iter().map(ip).collect())
+    }
+
+    /// 127.0.0.2 takes the place of [::1], which not every host has.
+    #[test]
+    fn localhost_is_both_addresses_or_none_or_the_one_that_there_is() {
+        let first = IpAddr::from(Ipv4Addr::LOCALHOST);
+        let second = IpAddr::from([127, 0, 0, 2]);
+        assert_eq!(both(second, 0), Ok(vec![first, second]));
+        let taken = net::TcpListener::bind((second, 0)).expect("a port");
+        let address = taken.local_addr().expect("an address");
+        let refused = (Address::Tcp(address), io::ErrorKind::AddrInUse);
+        assert_eq!(both(second, address.port()), Err(refused));
+        assert!(net::TcpListener::bind((first, address.port())).is_ok());
+        // An address of the documentation, which no host has.
+        assert_eq!(both([192, 0, 2, 1].into(), 0), Ok(vec![first]));
+        for (errno, expected) in [
+            (Errno::ADDRNOTAVAIL, true),
+            (Errno::AFNOSUPPORT, true),
+            (Errno::ADDRINUSE, false),
+            (Errno::ACCESS, false),
+        ] {
+            assert_eq!(is_missing(&errno.into()), expected, "{errno}");
+        }
+    }
+
     #[test]
     fn a_burst_of_clients_is_kept_until_it_is_accepted() {
-        let socket =
-            ListeningSocket::bind(&Address::Tcp(([127, 0, 0, 1], 0).into()), 0).expect("a port");
+        let socket = ListeningSocket::listen_on_tcp(([127, 0, 0, 1], 0).into()).expect("a port");
         let Address::Tcp(address) = socket.address else {
             panic!("no address")
         };

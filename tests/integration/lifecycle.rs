@@ -145,6 +145,50 @@ fn a_start_logs_what_runs_and_where() {
     }
 }
 
+/// A local user who listened on [::1], where the service did not, got the keys of clients that use `localhost`.
+#[test]
+fn localhost_is_both_loopback_addresses() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime))
+        .set("ADRIATICUM_LISTEN", "localhost:0")
+        .start();
+    let port = server
+        .address
+        .strip_prefix("127.0.0.1:")
+        .expect("IPv4 first");
+    let key = server.key();
+    for host in ["127.0.0.1", "[::1]"] {
+        let address = format!("{host}:{port}");
+        let mut client = Client::new(TcpStream::connect(&address).expect("a connection"));
+        client.send(request(&key, &chat("x")));
+        client.reply().is_completion();
+        let line = format!("listening on http://{address}\n");
+        assert!(server.log().contains(&line), "{}", server.log());
+    }
+    let second = server.run(&["check"]);
+    let printed = String::from_utf8_lossy(&second.stdout);
+    assert!(!printed.contains("other hosts can reach"), "{printed}");
+    let line = format!("console at http://console.localhost:{port}/\n");
+    assert_eq!(server.log().matches(&line).count(), 1, "{}", server.log());
+}
+
+#[test]
+fn localhost_is_not_shared_with_another_user() {
+    let thief = TcpListener::bind("[::1]:0").expect("a port should be free");
+    let port = thief.local_addr().expect("an address").port();
+    let server = Server::new(None).set("ADRIATICUM_LISTEN", format!("localhost:{port}"));
+    let output = server.run(&["serve"]);
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    for part in [
+        &format!("can't listen on http://[::1]:{port}: another program uses this address"),
+        "localhost is both 127.0.0.1 and [::1]",
+    ] {
+        assert!(message.contains(part), "{message}");
+    }
+    TcpListener::bind(("127.0.0.1", port)).expect("it should have left the other one");
+}
+
 #[test]
 fn ipv6() {
     let runtime = Runtime::start();

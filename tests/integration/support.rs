@@ -40,14 +40,11 @@ pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
 /// A listener on a free port of this host, and its address.
 pub fn local_listener(limits: Limits) -> (Listener, SocketAddr) {
     let any = Address::Tcp(([127, 0, 0, 1], 0).into());
-    let socket = ListeningSocket::bind(&any, 0).expect("a port should be free");
-    let Address::Tcp(address) = socket.address else {
+    let sockets = ListeningSocket::bind(&any, 0).expect("a port should be free");
+    let Address::Tcp(address) = sockets[0].address else {
         panic!("a TCP socket should have an address");
     };
-    (
-        Listener::new(vec![socket], limits).expect("a listener"),
-        address,
-    )
+    (Listener::new(sockets, limits).expect("a listener"), address)
 }
 
 /// Admits a request as one of the key that all clients of a test service have.

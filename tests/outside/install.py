@@ -84,7 +84,8 @@ def install(machine, runtime, package, later):
     # Root and the service's user can run commands, and the database stays the property of the service's user.
     machine.key = machine.run("adriaticum", "keys", "create", "load").strip()
     machine.run("setpriv", "--reuid=adriaticum", "--regid=adriaticum", "--clear-groups", "adriaticum", "keys", "list")
-    ensure(machine.complete() == 200, f"no completion:\n{machine.journal()}")
+    for host in ("127.0.0.1", "::1"):
+        ensure(machine.complete(host=host) == 200, f"no completion at {host}:\n{machine.journal()}")
     ensure(runtime.calls[-1].headers.get("authorization") == "Bearer sesame", "the runtime did not get its key")
     owners = set(machine.run("stat", "-c", "%U", *machine.databases()).split())
     ensure(owners == {"adriaticum"}, f"the database belongs to {owners}")
@@ -452,7 +453,7 @@ class Machine:
         self.port = free_port()
         self.write(
             "/etc/systemd/system/adriaticum.socket.d/port.conf",
-            f"[Socket]\nListenStream=\nListenStream=127.0.0.1:{self.port}\n",
+            f"[Socket]\nListenStream=\nListenStream=127.0.0.1:{self.port}\nListenStream=[::1]:{self.port}\n",
         )
 
     def path(self, inside):
@@ -499,8 +500,8 @@ class Machine:
     def journal(self):
         return self.run("journalctl", "--no-pager", "-n", "40", "-u", "adriaticum", "-u", "adriaticum.socket")
 
-    def complete(self, timeout=PATIENCE):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+    def complete(self, timeout=PATIENCE, host="127.0.0.1"):
+        connection = http.client.HTTPConnection(host, self.port, timeout=timeout)
         with contextlib.closing(connection):
             status = ask(connection, self.key)
         self.answered += status == 200
