@@ -2,8 +2,8 @@
 //!
 //! The body is read as a tree of raw values, of which only the wanted ones are decoded: `serde`'s
 //! derived types would repeat in their messages the text that was sent, and could name neither the
-//! bound nor the length. Nothing is allocated for an unwanted value, but for a byte for each level of
-//! its nesting, which takes no stack.
+//! bound nor the length. An unwanted value costs no stack, and a byte of memory for each level of
+//! its nesting while it is skipped.
 
 use std::borrow::Cow;
 use std::fmt::{self, Display};
@@ -33,7 +33,7 @@ const MAX_MEMBERS: usize = 64;
 /// The characters of an unknown member's name that a message repeats.
 const MAX_NAME: usize = 64;
 
-/// The names in the path of an unknown member, of which each may repeat [`MAX_NAME`] characters.
+/// The names in the path of an unknown member: objects that contain only nulls are opened no deeper.
 const MAX_UNKNOWN_NAMES: usize = 4;
 
 /// The members that a refusal names in the log: those of the API, and those that
@@ -92,20 +92,25 @@ pub fn parse(body: &[u8], compatibility: Compatibility) -> Result<Chat<'_>, Fail
             _ if lenient && sent.raw == "null" => (),
             "temperature" => temperature = Some(read_temperature(&sent)?),
             "max_tokens" | "max_completion_tokens" if lenient || name == "max_tokens" => {
-                if max_tokens.is_some() {
+                if max_tokens.replace(read_limit(&sent)?).is_some() {
                     let message =
                         "max_tokens and max_completion_tokens mean the same: send one of them.";
                     return Err(Failure::invalid(sent.cause, message));
                 }
-                max_tokens = Some(read_limit(&sent)?);
             }
+            "stream" if lenient && sent.raw == "false" => (),
             "stream" if lenient => {
-                let expected = "false or left out (this service does not stream)";
-                sent.must_be(expected, sent.raw == "false")?;
+                return Err(sent.refused(format_args!(
+                    "must be false or left out, not {}: this service does not stream",
+                    sent.value()
+                )));
             }
+            "n" if lenient && sent.raw == "1" => (),
             "n" if lenient => {
-                let expected = "1 or left out (a completion has one choice)";
-                sent.must_be(expected, sent.raw == "1")?;
+                return Err(sent.refused(format_args!(
+                    "must be 1 or left out, not {}: a completion has one choice",
+                    sent.value()
+                )));
             }
             _ => {
                 let takes = "model, messages, temperature and max_tokens";
@@ -141,7 +146,7 @@ fn check_model(sent: &Sent) -> Result<(), Failure> {
     let expected = format!("\"{MODEL}\"");
     match sent.text(&expected)? {
         text if text == MODEL => Ok(()),
-        _ => Err(sent.wrong(expected, "another model")),
+        _ => Err(sent.refused(format_args!("must be {expected}"))),
     }
 }
 
@@ -316,11 +321,14 @@ impl<'a> Sent<'a> {
         }
     }
 
+    /// Returns `None` if the value is no number of this type. The parser is not asked about a string:
+    /// its error would be a copy of it.
     fn number<T: Deserialize<'a>>(&self) -> Option<T> {
-        let is_number = self
-            .raw
-            .starts_with(|c: char| c == '-' || c.is_ascii_digit());
-        is_number.then(|| serde_json::from_str(self.raw).ok())?
+        if matches!(self.raw.as_bytes()[0], b'-' | b'0'..=b'9') {
+            serde_json::from_str(self.raw).ok()
+        } else {
+            None
+        }
     }
 
     fn text(&self, expected: &str) -> Result<Cow<'a, str>, Failure> {
