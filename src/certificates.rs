@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 
 use rustls::RootCertStore;
+use rustls::pki_types::CertificateDer;
 use time::PrimitiveDateTime;
 use time::format_description::BorrowedFormatItem;
 use time::macros::format_description;
@@ -19,23 +20,33 @@ const VERSION: u8 = 0xa0;
 const UTC_TIME: u8 = 0x17;
 
 /// Loads the root certificates of the system; `SSL_CERT_FILE` and `SSL_CERT_DIR` name others.
-pub fn load_system_roots() -> RootCertStore {
-    let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    if roots.is_empty() {
+pub fn load_system_certificates() -> Vec<CertificateDer<'static>> {
+    let certificates = rustls_native_certs::load_native_certs().certs;
+    if certificates.is_empty() {
         log::warn!(
             "no root certificates found, so no https:// address is trusted: install ca-certificates"
         );
     }
+    certificates
+}
+
+pub fn load_system_roots() -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(load_system_certificates());
     roots
 }
 
 /// Reads root certificates from a PEM file. The error says what is wrong with the file.
 pub fn read_roots(path: &Path) -> io::Result<RootCertStore> {
+    make_store(&files::read_certificates(path)?)
+}
+
+/// Makes a store of certificates; fails if one of them is not valid.
+pub fn make_store(certificates: &[CertificateDer<'static>]) -> io::Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
-    for certificate in files::read_certificates(path)? {
+    for certificate in certificates {
         roots
-            .add(certificate)
+            .add(certificate.clone())
             .map_err(|_| io::Error::other("a certificate in it is not valid"))?;
     }
     Ok(roots)

@@ -109,6 +109,12 @@ impl MonitoringEndpoints {
     fn readiness(&self) -> Response {
         let reason = if self.runtimes.is_none() {
             "No runtime is configured: set runtime.url."
+        } else if self
+            .runtime_status()
+            .iter()
+            .all(|runtime| runtime.is_failing)
+        {
+            "No runtime answers. The log says why."
         } else if self.readiness.probe().is_some() {
             "The ledger can't be written. The log says why."
         } else {

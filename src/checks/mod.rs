@@ -17,7 +17,7 @@ pub use self::addresses::{is_local, reachable};
 pub use self::certificate::{certificate_warning, judge_certificate, read_certificate};
 pub use self::finding::{Finding, Verdict};
 pub use self::owners::user_for_sudo;
-pub use self::runtime::not_configured;
+pub use self::runtime::{not_configured, own_address};
 
 use crate::client::Cancellation;
 use crate::config::{Config, GroundingMode, SearchBackend};
@@ -267,7 +267,7 @@ fn unused_index(config: &Config) -> Option<Finding> {
 
 /// Sends a real query to Search. An empty result is fine.
 fn search(config: &Config) -> Finding {
-    let search = match Search::new(&config.search, 1, config.worker_share()) {
+    let search = match Search::new(&config.search, config.worker_share()) {
         Some(search) if config.search.grounding != GroundingMode::Off => search,
         _ => return Finding::ok("search", "off: answers are not grounded"),
     };

@@ -23,8 +23,7 @@ use crate::console::Console;
 use crate::database::{Access, DatabaseError, DatabaseLocation, LockError};
 use crate::grounding::Grounding;
 use crate::ledger::ServeLock;
-use crate::ledger_tasks::{LedgerTasks, Readiness};
-use crate::listener::{Acceptor, Limits, Listener, Watchdog};
+use crate::listener::{Acceptor, Address, Limits, Listener, ListeningSocket, Snapshot};
 use crate::logging;
 use crate::metrics::Metrics;
 use crate::monitoring::MonitoringEndpoints;
@@ -74,6 +73,12 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
         })
     })?;
     let sockets = sockets(&config)?;
+    for url in &config.runtime.urls {
+        let own = |socket: &ListeningSocket| checks::own_address(url, &socket.address);
+        if let Some(message) = sockets.iter().find_map(own) {
+            return Err(CliError::failed(format!("the runtime at {message}.")));
+        }
+    }
     let mut store = open_with(&config, Access::Serve)?;
     store.check_lock(&lock)?;
     let scheme = if acceptor.is_some() { "https" } else { "http" };
@@ -84,12 +89,13 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
     store.ledger.join(&config.gateway, &urls.join(" "))?;
     let store = Arc::new(store);
     let readiness = Arc::new(Readiness::new(&store));
-    let runtimes =
-        Runtimes::new(&config.runtime, config.workers, config.worker_share()).map(Arc::new);
+    let notify =
+        Notify::from_environment().map_err(failed("the socket that NOTIFY_SOCKET names"))?;
+    let runtimes = Runtimes::new(&config.runtime, config.worker_share()).map(Arc::new);
     if runtimes.is_none() {
         log::warn!("no runtime is configured, so no completion can be run: set runtime.url");
     }
-    let grounding = Grounding::new(&config.search, config.workers, config.worker_share());
+    let grounding = Grounding::new(&config.search, config.worker_share());
     let limits = Limits {
         workers: config.workers,
         queue: config.queue,

@@ -192,7 +192,6 @@ impl Config {
     pub fn differences(&self, new: &Self) -> Vec<&'static str> {
         let (runtime, search) = (&self.runtime, &self.search);
         let console = |config: &Self| (config.console_host.clone(), config.console_is_local);
-        let roots = |config: &Self| config.runtime.ca.as_ref().map(|ca| ca.roots.clone());
         let patterns = |config: &Self| {
             config
                 .search
@@ -228,7 +227,7 @@ impl Config {
             ("runtime.url", runtime.urls != new.runtime.urls),
             ("runtime.model", runtime.model != new.runtime.model),
             ("runtime.api_key", runtime.api_key != new.runtime.api_key),
-            ("runtime.ca", roots(self) != roots(new)),
+            ("runtime.ca", runtime.ca != new.runtime.ca),
             ("runtime.timeout", runtime.timeout != new.runtime.timeout),
             ("search.url", search.backend != new.search.backend),
             ("search.grounding", search.grounding != new.search.grounding),
@@ -640,7 +639,7 @@ mod tests {
              grounding = 'match'\nmatch = 'a'\ntimeout = 1\nresults = 1\n[usage]\nretention_days = 1",
         );
         let mut changed = changed.expect("good settings");
-        changed.runtime.ca = Some(rustls::RootCertStore::empty());
+        changed.runtime.ca = Some(Vec::new());
         let not_named = ["log_level", "tls.key", "runtime.api_key_file"];
         let names = reference::SETTINGS
             .iter()

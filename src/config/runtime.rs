@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustls::RootCertStore;
+use rustls::pki_types::CertificateDer;
 use ureq::http::Uri;
 
 use super::raw_setting::{Problem, RawSetting};
@@ -27,7 +27,7 @@ pub struct RuntimeConfig {
     pub model: String,
     pub api_key: Option<Secret>,
     /// The CAs that are trusted for an `https://` runtime; `None` means those of the system.
-    pub ca: Option<RootCertStore>,
+    pub ca: Option<Vec<CertificateDer<'static>>>,
     /// For all runtime calls of one request together.
     pub timeout: Duration,
 }
@@ -51,13 +51,16 @@ pub(super) fn read(settings: &mut Settings) -> RuntimeConfig {
 }
 
 /// Reads the certificates of a PEM file. An empty name counts as not set.
-fn ca(written: &RawSetting) -> Result<Option<RootCertStore>, Problem> {
-    match written.text()? {
-        "" => Ok(None),
-        path => certificates::read_roots(Path::new(path))
-            .map(Some)
-            .map_err(|error| written.refuse_file(&error)),
-    }
+fn ca(written: &RawSetting) -> Result<Option<Vec<CertificateDer<'static>>>, Problem> {
+    let path = match written.text()? {
+        "" => return Ok(None),
+        path => Path::new(path),
+    };
+    let certificates = files::read_certificates(path).and_then(|certificates| {
+        certificates::make_store(&certificates)?;
+        Ok(Some(certificates))
+    });
+    certificates.map_err(|error| written.refuse_file(&error))
 }
 
 /// Returns a base address without a slash at its end; `None` if it is not one.

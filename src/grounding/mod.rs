@@ -25,11 +25,11 @@ pub struct Grounding {
 
 impl Grounding {
     /// Returns `None` if no answer is grounded.
-    pub fn new(config: &SearchConfig, workers: usize, worker_share: usize) -> Option<Self> {
+    pub fn new(config: &SearchConfig, worker_share: usize) -> Option<Self> {
         if config.grounding == GroundingMode::Off {
             return None;
         }
-        let search = Search::new(config, workers, worker_share)?;
+        let search = Search::new(config, worker_share)?;
         Some(Self {
             search,
             mode: config.grounding,

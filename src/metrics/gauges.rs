@@ -119,7 +119,8 @@ pub fn write_runtimes(text: &mut MetricsText, runtimes: &[RuntimeStatus]) {
             family.with(&format!("runtime=\"{}\"", runtime.url), value(runtime));
         }
     };
-    let help = "1 if the runtime is well; 0: its last call failed, so others are called first.";
+    let help =
+        "1 if the runtime works; 0: its last call or probe failed, so others are called first.";
     write("gauge", "up", help, |runtime| {
         runtime.failed_since.is_none().into()
     });
@@ -129,7 +130,7 @@ pub fn write_runtimes(text: &mut MetricsText, runtimes: &[RuntimeStatus]) {
         "Calls that the runtime processes.",
         |runtime| runtime.running as u64,
     );
-    let help = "Calls of the runtime that failed, also if another runtime then took the request.";
+    let help = "Calls and probes of the runtime that failed, also if another runtime then took the request.";
     write("counter", "failures_total", help, |runtime| {
         runtime.failures
     });

@@ -1,10 +1,11 @@
-//! The failure of a call to a runtime: its message for the client, its cause for the ledger, and
-//! its diagnosis for the operator.
+//! The failure of a call to a runtime, and everything that is said about it.
 
-use std::{fmt, io};
+use std::borrow::Cow;
+use std::io;
 
 use crate::client::CallError;
 use crate::error::{ApiError, Failure, FailureCause};
+use crate::ledger::Tokens;
 
 /// The reason why there is no answer. It contains nothing that the runtime sent, because that may
 /// repeat the prompt.
@@ -17,13 +18,114 @@ pub enum RuntimeError {
     UnknownModel(u16),
     /// It answered 200, and not with JSON of the expected form.
     NotJson,
-    /// It answered 200, and without a choice or without text.
-    NoText,
+    /// It answered 200, without a choice or without text, and measured these tokens.
+    NoText(Tokens),
     /// The prompt does not fit: how many tokens it has and how many fit, if the runtime says so.
     ContextExceeded(Option<(u64, u64)>),
 }
 
+/// Messages for clients that several errors have.
+const REPORTED: &str = "The inference service reported an error. Try again later.";
+const UNUSABLE: &str = "The inference service gave no usable answer. Try again later.";
+
+const CHECK_URL: &str =
+    "Check runtime.url: it is the base address of an OpenAI-compatible API and ends in /v1";
+
 impl RuntimeError {
+    /// The table of what is said about each error: its cause, for the ledger and the log; what
+    /// happened and what to look at, for the operator; and the message for the client.
+    fn words(
+        &self,
+    ) -> (
+        FailureCause,
+        Cow<'static, str>,
+        &'static str,
+        Cow<'static, str>,
+    ) {
+        let (cause, what, advice, message): (_, Cow<str>, _, &str) = match self {
+            Self::Call(error) => {
+                let (advice, message) = match error {
+                    // The client's own errors are those of TLS.
+                    CallError::Unreachable(error) if error.kind() == io::ErrorKind::Other => (
+                        "Check that it serves HTTPS, with a certificate of a CA in runtime.ca, or without that setting, of the system",
+                        "The inference service can't be reached. Try again later.",
+                    ),
+                    CallError::Unreachable(_) => (
+                        "Check that it runs, and that runtime.url is its address",
+                        "The inference service can't be reached. Try again later.",
+                    ),
+                    CallError::TimedOut(_) => (
+                        "If it hangs, read its log; if it needs more time, raise runtime.timeout",
+                        "The inference service did not answer in time. Try again later, or ask for fewer tokens.",
+                    ),
+                    CallError::Cancelled => ("Read its log", "The client has gone."),
+                    CallError::TooLarge => {
+                        ("Raise buffer_limit, or configure fewer workers", UNUSABLE)
+                    }
+                    CallError::Broken(_) => (
+                        "Read its log",
+                        "The connection to the inference service broke off. Try again.",
+                    ),
+                };
+                (error.cause(), error.to_string().into(), advice, message)
+            }
+            Self::Status(status) => {
+                let advice = match status {
+                    401 | 403 => "It refuses the key: check runtime.api_key",
+                    300..=399 | 404 => CHECK_URL,
+                    503 => "It is loading its model, or is busy: wait, or read its log",
+                    429 => "It is busy: wait, or configure fewer workers",
+                    _ => "Read its log",
+                };
+                let what = format!("it answered with HTTP status {status}");
+                (FailureCause::Status(*status), what.into(), advice, REPORTED)
+            }
+            Self::UnknownModel(status) => (
+                FailureCause::Status(*status),
+                format!("it does not have the model (HTTP status {status})").into(),
+                "Set runtime.model to a model that it has",
+                REPORTED,
+            ),
+            Self::NotJson => (
+                FailureCause::NotJson,
+                "its answer is not a completion: it is not JSON of the expected form".into(),
+                CHECK_URL,
+                UNUSABLE,
+            ),
+            Self::NoText(_) => (
+                FailureCause::NoText,
+                "its answer is not a completion: it has no text".into(),
+                CHECK_URL,
+                UNUSABLE,
+            ),
+            Self::ContextExceeded(figures) => {
+                let in_figures = |(sent, most)| format!(": {sent} tokens, but at most {most} fit");
+                let message = format!(
+                    "messages: together they are longer than the model's context{}. Send fewer or shorter ones.",
+                    figures.map_or(String::new(), in_figures)
+                );
+                return (
+                    FailureCause::Context,
+                    "the prompt is longer than its context".into(),
+                    "Start it with a larger context",
+                    message.into(),
+                );
+            }
+        };
+        (cause, what, advice, message.into())
+    }
+
+    pub fn cause(&self) -> FailureCause {
+        self.words().0
+    }
+
+    /// The message for the operator, the same in `check`, on the status page and in the log: the
+    /// error and what to look at.
+    pub fn diagnosis(&self) -> String {
+        let (_, what, advice, _) = self.words();
+        format!("{what}. {advice}")
+    }
+
     /// Returns true if another runtime may be tried: nothing was sent, or the runtime is loading,
     /// stopping or busy.
     pub(super) fn is_refusal(&self) -> bool {
@@ -33,69 +135,26 @@ impl RuntimeError {
         )
     }
 
-    /// Returns true if no inference can have been spent: nothing was sent, or it was refused.
-    pub(super) fn cost_nothing(&self) -> bool {
-        self.is_refusal()
-            || matches!(
-                self,
-                Self::ContextExceeded(_) | Self::UnknownModel(_) | Self::Status(400..500)
-            )
+    /// Returns true if it says nothing about the runtime: it has refused this conversation, or the
+    /// client has gone.
+    pub(super) fn is_about_request(&self) -> bool {
+        matches!(
+            self,
+            Self::Status(400 | 413 | 422)
+                | Self::ContextExceeded(_)
+                | Self::Call(CallError::Cancelled)
+        )
     }
 
-    pub fn cause(&self) -> FailureCause {
+    /// The tokens that the call has cost; `None` if no inference can have been spent: nothing was
+    /// sent, or it was refused.
+    pub(super) fn cost(&self) -> Option<Tokens> {
         match self {
-            Self::Call(error) => error.cause(),
-            Self::Status(status) | Self::UnknownModel(status) => FailureCause::Status(*status),
-            Self::NotJson => FailureCause::NotJson,
-            Self::NoText => FailureCause::NoText,
-            Self::ContextExceeded(_) => FailureCause::Context,
-        }
-    }
-
-    /// The message for the operator, the same in `check`, on the status page and in the log: the
-    /// error and what to look at.
-    pub fn diagnosis(&self) -> String {
-        let advice = match self {
-            // The connector's own errors are those of TLS.
-            Self::Call(CallError::Unreachable(error)) if error.kind() == io::ErrorKind::Other => {
-                "Check that it serves HTTPS, with a certificate of a CA in runtime.ca, or without that setting, of the system"
-            }
-            Self::Call(CallError::Unreachable(_)) => {
-                "Check that it runs, and that runtime.url is its address"
-            }
-            Self::Call(CallError::TimedOut(_)) => {
-                "If it hangs, read its log; if it needs more time, raise runtime.timeout"
-            }
-            Self::Call(CallError::TooLarge) => "Raise buffer_limit, or configure fewer workers",
-            Self::Status(401 | 403) => "It refuses the key: check runtime.api_key",
-            Self::Status(300..=399 | 404) | Self::NotJson | Self::NoText => {
-                "Check runtime.url: it is the base address of an OpenAI-compatible API and ends in /v1"
-            }
-            Self::Status(503) => "It is loading its model, or is busy: wait, or read its log",
-            Self::Status(429) => "It is busy: wait, or configure fewer workers",
-            Self::UnknownModel(_) => "Set runtime.model to a model that it has",
-            Self::ContextExceeded(_) => "Start it with a larger context",
-            Self::Status(_) | Self::Call(CallError::Cancelled | CallError::Broken(_)) => {
-                "Read its log"
-            }
-        };
-        format!("{self}. {advice}")
-    }
-}
-
-impl fmt::Display for RuntimeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Call(error) => error.fmt(f),
-            Self::Status(status) => write!(f, "it answered with HTTP status {status}"),
-            Self::UnknownModel(status) => {
-                write!(f, "it does not have the model (HTTP status {status})")
-            }
-            Self::NotJson => {
-                f.write_str("its answer is not a completion: it is not JSON of the expected form")
-            }
-            Self::NoText => f.write_str("its answer is not a completion: it has no text"),
-            Self::ContextExceeded(_) => f.write_str("the prompt is longer than its context"),
+            Self::NoText(tokens) => Some(*tokens),
+            Self::ContextExceeded(_) | Self::UnknownModel(_) | Self::Status(400..500) => None,
+            error if error.is_refusal() => None,
+            // It may have cost tokens, but no figure was received.
+            _ => Some(Tokens::default()),
         }
     }
 }
@@ -103,43 +162,21 @@ impl fmt::Display for RuntimeError {
 /// The failure of a request whose call to the runtime at this address failed.
 impl From<(String, RuntimeError)> for Failure {
     fn from((url, error): (String, RuntimeError)) -> Self {
-        let message = match error {
-            RuntimeError::ContextExceeded(figures) => return too_long(figures),
-            RuntimeError::Call(CallError::Unreachable(_)) => {
-                "The inference service can't be reached. Try again later."
-            }
-            RuntimeError::Call(CallError::TimedOut(_)) => {
-                "The inference service did not answer in time. Try again later, or ask for fewer tokens."
-            }
-            RuntimeError::Call(CallError::Cancelled) => "The client has gone.",
-            RuntimeError::Call(CallError::Broken(_)) => {
-                "The connection to the inference service broke off. Try again."
-            }
-            RuntimeError::Status(_) | RuntimeError::UnknownModel(_) => {
-                "The inference service reported an error. Try again later."
-            }
-            RuntimeError::Call(CallError::TooLarge)
-            | RuntimeError::NotJson
-            | RuntimeError::NoText => {
-                "The inference service gave no usable answer. Try again later."
-            }
-        };
+        let (cause, what, _, message) = error.words();
+        if let RuntimeError::ContextExceeded(_) = error {
+            return Self::invalid(cause, message);
+        }
         Self {
-            details: Some(format!("runtime {url}: {error}")),
-            // A client that retries by itself would make three inferences of one slow call.
-            no_retry: matches!(error, RuntimeError::Call(CallError::TimedOut(_))),
-            ..Self::new(ApiError::InferenceError, error.cause(), message)
+            details: Some(format!("runtime {url}: {what}")),
+            // A client that retries by itself would make three inferences of one slow call, or of
+            // one that has no text.
+            no_retry: matches!(
+                error,
+                RuntimeError::Call(CallError::TimedOut(_)) | RuntimeError::NoText(_)
+            ),
+            ..Self::new(ApiError::InferenceError, cause, message)
         }
     }
-}
-
-fn too_long(figures: Option<(u64, u64)>) -> Failure {
-    let in_figures = |(sent, most)| format!(": {sent} tokens, but at most {most} fit");
-    let message = format!(
-        "messages: together they are longer than the model's context{}. Send fewer or shorter ones.",
-        figures.map_or(String::new(), in_figures)
-    );
-    Failure::invalid(FailureCause::Context, message)
 }
 
 #[cfg(test)]
@@ -148,43 +185,62 @@ mod tests {
 
     use super::*;
 
+    fn unreachable(kind: io::ErrorKind) -> RuntimeError {
+        RuntimeError::Call(CallError::Unreachable(kind.into()))
+    }
+
     #[test]
     fn refusals_cost_nothing() {
-        let unreachable =
-            || RuntimeError::Call(CallError::Unreachable(std::io::ErrorKind::Other.into()));
-        for (error, is_refusal, cost_nothing) in [
-            (unreachable(), true, true),
-            (RuntimeError::Status(503), true, true),
-            (RuntimeError::Status(429), true, true),
-            (RuntimeError::Status(400), false, true),
-            (RuntimeError::ContextExceeded(None), false, true),
-            (RuntimeError::Status(500), false, false),
-            (RuntimeError::Status(502), false, false),
+        let measured = Tokens {
+            total_tokens: Some(9),
+            ..Tokens::default()
+        };
+        let unknown = Some(Tokens::default());
+        for (error, is_refusal, cost) in [
+            (unreachable(io::ErrorKind::Other), true, None),
+            (RuntimeError::Status(503), true, None),
+            (RuntimeError::Status(429), true, None),
+            (RuntimeError::Status(400), false, None),
+            (RuntimeError::ContextExceeded(None), false, None),
+            (RuntimeError::Status(500), false, unknown),
+            (RuntimeError::Status(502), false, unknown),
             (
                 RuntimeError::Call(CallError::TimedOut(Duration::ZERO)),
                 false,
-                false,
+                unknown,
             ),
-            (RuntimeError::UnknownModel(404), false, true),
+            (RuntimeError::UnknownModel(404), false, None),
             (
                 RuntimeError::Call(CallError::Broken(String::new())),
                 false,
-                false,
+                unknown,
             ),
-            (RuntimeError::NotJson, false, false),
+            (RuntimeError::NotJson, false, unknown),
+            (RuntimeError::NoText(measured), false, Some(measured)),
         ] {
-            assert_eq!(
-                (error.is_refusal(), error.cost_nothing()),
-                (is_refusal, cost_nothing),
-                "{error:?}"
-            );
+            let found = (error.is_refusal(), error.cost());
+            assert_eq!(found, (is_refusal, cost), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn clients_do_not_repeat_what_would_cost_another_inference() {
+        for (error, no_retry) in [
+            (
+                RuntimeError::Call(CallError::TimedOut(Duration::ZERO)),
+                true,
+            ),
+            (RuntimeError::NoText(Tokens::default()), true),
+            (RuntimeError::Status(503), false),
+            (RuntimeError::NotJson, false),
+        ] {
+            let failure = Failure::from(("http://a/v1".to_owned(), error));
+            assert_eq!(failure.no_retry, no_retry, "{failure:?}");
         }
     }
 
     #[test]
     fn a_diagnosis_names_the_setting() {
-        let unreachable =
-            |kind: io::ErrorKind| RuntimeError::Call(CallError::Unreachable(kind.into()));
         let late = || RuntimeError::Call(CallError::TimedOut(Duration::from_secs(120)));
         for (error, parts) in [
             (

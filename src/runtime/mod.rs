@@ -4,25 +4,25 @@
 //! was run, and the next runtime is tried. After any other failure an inference may have been
 //! spent, and there is no second try.
 
-mod chat;
-mod entry;
 mod error;
-mod probe;
+mod record;
 mod wire;
 
+use std::borrow::Cow;
+use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::{Duration, Instant};
 
-pub use chat::{Chat, ChatMessage, Generated, Role};
-use entry::RuntimeEntry;
-pub use entry::RuntimeStatus;
-pub use error::RuntimeError;
-pub use probe::{RuntimeInfo, probe};
-use wire::CompletionRequest;
-pub use wire::{read_answer, read_refusal};
+use ureq::http::Uri;
 
-use crate::client::{Call, Cancellation, HttpClient};
+pub use self::error::RuntimeError;
+use self::record::Record;
+pub use self::record::RuntimeStatus;
+pub use self::wire::{Chat, ChatMessage, Generated, Role, read_answer, read_refusal};
+use crate::client::{Call, CallError, Cancellation, HttpClient};
 use crate::config::RuntimeConfig;
 use crate::ledger::Tokens;
+use crate::mutex::lock;
 
 /// The bounds of the limit on the size of an answer, apart from a repeated prompt. Every worker may
 /// hold an answer, so the limit is a worker's share of `buffer_limit`. The least is enough for an
@@ -31,6 +31,11 @@ use crate::ledger::Tokens;
 /// with 4 MiB as the greatest limit, 16 answers took 237 MiB at their peak, with 1 MiB they take
 /// 75.
 const ANSWER_LIMITS: (usize, usize) = (128 * 1024, 1024 * 1024);
+
+/// The longest time of a probe. A runtime whose slots are all in use lets it wait.
+const PROBE_TIME: Duration = Duration::from_secs(30);
+
+const PROBE_MESSAGE: &str = "Are you there?";
 
 /// The cost of the runtime calls of one request. They share `runtime.timeout`, and are cancelled
 /// together.
@@ -43,164 +48,198 @@ pub struct RequestCost {
     pub cancellation: Cancellation,
 }
 
-impl RequestCost {
-    /// Makes a call within what is left of the request's `runtime.timeout`, and adds its time and
-    /// tokens.
-    fn measure(
-        &mut self,
-        timeout: Duration,
-        call: impl FnOnce(Instant, &Cancellation) -> CallResult,
-    ) -> CallResult {
-        let started = Instant::now();
-        let deadline = started + timeout.saturating_sub(self.time.unwrap_or_default());
-        let outcome = call(deadline, &self.cancellation);
-        *self.time.get_or_insert_default() += started.elapsed();
-        let measured = match &outcome {
-            Ok(generated) => Some(generated.tokens),
-            Err((_, error)) if error.cost_nothing() => None,
-            // It may have cost tokens, but no figure was received.
-            Err(_) => Some(Tokens::default()),
-        };
-        if let Some(tokens) = measured {
-            self.tokens = Some(self.tokens.map_or(tokens, |before| before.plus(tokens)));
-        }
-        outcome
-    }
-}
-
 /// The result of a call; an error comes with the address of the runtime it is about.
 pub type CallResult = Result<Generated, (String, RuntimeError)>;
 
 /// The runtimes that are configured: at least one.
 pub struct Runtimes {
-    client: HttpClient,
-    entries: Vec<RuntimeEntry>,
+    servers: Vec<Server>,
+    /// The records of the servers, in the same order. One lock for all: a worker chooses a runtime
+    /// and counts its call at once.
+    records: Mutex<Vec<Record>>,
     model: String,
     authorization: Option<String>,
     timeout: Duration,
     answer_limit: u64,
 }
 
+struct Server {
+    url: String,
+    /// The URL of its completions, parsed once.
+    uri: Uri,
+    client: HttpClient,
+}
+
+/// The `Authorization` header of every call to a runtime.
+pub fn authorization(config: &RuntimeConfig) -> Option<String> {
+    let key = config.api_key.as_ref()?;
+    Some(format!("Bearer {}", key.expose()))
+}
+
+/// Counts a call as running until it is dropped.
+struct RunningCall<'a> {
+    records: &'a Mutex<Vec<Record>>,
+    place: usize,
+}
+
+impl Drop for RunningCall<'_> {
+    fn drop(&mut self) {
+        lock(self.records)[self.place].status.running -= 1;
+    }
+}
+
 impl Runtimes {
     /// Returns `None` if no runtime is configured.
-    pub fn new(config: &RuntimeConfig, workers: usize, worker_share: usize) -> Option<Self> {
-        if config.urls.is_empty() {
-            return None;
-        }
-        Some(Self {
-            client: HttpClient::new(workers, config.ca.clone()),
-            entries: config
-                .urls
-                .iter()
-                .map(|url| RuntimeEntry::new(url))
-                .collect(),
+    pub fn new(config: &RuntimeConfig, worker_share: usize) -> Option<Self> {
+        let server = |url: &String| Server {
+            url: url.clone(),
+            uri: format!("{url}/chat/completions")
+                .parse()
+                .expect("the configuration has checked the address"),
+            client: HttpClient::new(url, config.ca.as_deref()),
+        };
+        (!config.urls.is_empty()).then(|| Self {
+            servers: config.urls.iter().map(server).collect(),
+            records: Mutex::new(config.urls.iter().map(|url| Record::new(url)).collect()),
             model: config.model.clone(),
-            authorization: probe::authorization(config),
+            authorization: authorization(config),
             timeout: config.timeout,
             answer_limit: worker_share.clamp(ANSWER_LIMITS.0, ANSWER_LIMITS.1) as u64,
         })
     }
 
-    /// Runs a completion on the least busy healthy runtime that accepts it, within the rest of the
-    /// request's time, and adds its cost. `response_format` is OpenAI's: the form of the text.
+    /// Runs a completion on the least busy runtime that works and accepts it, within the rest of
+    /// the request's time, and adds its cost. `response_format` is OpenAI's: the form of the text.
     pub fn complete(
         &self,
         chat: &Chat,
         response_format: Option<&serde_json::Value>,
         cost: &mut RequestCost,
     ) -> CallResult {
-        let body = self.body(chat, response_format);
-        cost.measure(self.timeout, |deadline, cancellation| {
-            self.ask_by_rank(&body, deadline, cancellation)
-        })
-    }
-
-    /// Runs a completion on the first runtime, for a check: it is not noted in the runtime's state.
-    pub fn check(&self, chat: &Chat) -> Result<Generated, RuntimeError> {
-        let deadline = Instant::now() + self.timeout;
-        self.ask(
-            &self.entries[0],
-            &self.body(chat, None),
-            deadline,
-            &Cancellation::default(),
-        )
+        let body = chat.to_json(&self.model, response_format);
+        let started = Instant::now();
+        let deadline = started + self.timeout.saturating_sub(cost.time.unwrap_or_default());
+        let result = self.ask_in_turn(&body, deadline, &cost.cancellation);
+        *cost.time.get_or_insert_default() += started.elapsed();
+        let measured = match &result {
+            Ok(generated) => Some(generated.tokens),
+            Err((_, error)) => error.cost(),
+        };
+        if let Some(tokens) = measured {
+            cost.tokens = Some(cost.tokens.map_or(tokens, |before| before.plus(tokens)));
+        }
+        result
     }
 
     /// Returns the status of each runtime, in the order of the configuration.
     pub fn status(&self) -> Vec<RuntimeStatus> {
-        self.entries.iter().map(RuntimeEntry::status).collect()
+        let records = lock(&self.records);
+        records.iter().map(|record| record.status.clone()).collect()
     }
 
-    /// Probes the failed runtimes, one after the other: one that hangs delays the others by the
-    /// time of a probe.
-    pub fn probe_failed(&self) {
-        for entry in &self.entries {
-            let Some(failures) = entry.begin_due_probe() else {
+    /// Probes the runtimes that do not answer, if that is due. Each probe has a thread of its own,
+    /// which nothing waits for: a runtime that hangs delays neither the caller nor a stop.
+    pub fn probe_failed(self: &Arc<Self>) {
+        let now = Instant::now();
+        for place in 0..self.servers.len() {
+            if !lock(&self.records)[place].begin_due_probe(now) {
                 continue;
+            }
+            let runtimes = Arc::clone(self);
+            let probe = move || {
+                let time = runtimes.timeout.min(PROBE_TIME);
+                let result = runtimes.generate_token(place, PROBE_MESSAGE, time);
+                lock(&runtimes.records)[place].end_probe(Instant::now(), Some(&result));
             };
-            if probe::is_ready(&self.client, self.authorization.as_deref(), &entry.url) {
-                entry.recover(failures);
-            } else {
-                entry.note_failed_probe();
+            if let Err(error) = thread::Builder::new().name("probe".into()).spawn(probe) {
+                log::error!(
+                    "no thread for a probe of {}: {error}",
+                    self.servers[place].url
+                );
+                lock(&self.records)[place].end_probe(now, None);
             }
         }
     }
 
-    fn body(&self, chat: &Chat, response_format: Option<&serde_json::Value>) -> Vec<u8> {
-        let request = CompletionRequest {
-            model: &self.model,
-            chat,
-            stream: false,
-            response_format,
+    /// Has a runtime continue this message by one token, in at most this time. It is not noted in
+    /// the runtime's record.
+    pub fn generate_token(
+        &self,
+        place: usize,
+        message: &str,
+        time: Duration,
+    ) -> Result<Generated, RuntimeError> {
+        let chat = Chat {
+            messages: vec![ChatMessage {
+                role: Role::User,
+                content: Cow::Borrowed(message),
+            }],
+            temperature: 0.0,
+            max_tokens: 1,
         };
-        request.to_json()
+        let body = chat.to_json(&self.model, None);
+        self.ask(
+            place,
+            &body,
+            Instant::now() + time,
+            &Cancellation::default(),
+        )
     }
 
-    fn ask_by_rank(
+    fn ask_in_turn(
         &self,
         body: &[u8],
         deadline: Instant,
         cancellation: &Cancellation,
     ) -> CallResult {
+        let mut tried = Vec::new();
         let mut refusal = None;
-        for entry in self.by_rank() {
+        // A runtime without time for an answer would only be noted as failed.
+        while Instant::now() < deadline
+            && let Some(call) = self.begin_call(&tried)
+        {
+            let place = call.place;
+            tried.push(place);
             let sent = Instant::now();
-            // A runtime without time for an answer would only be noted as failed.
-            if refusal.is_some() && sent >= deadline {
-                break;
-            }
-            let result = self.ask(entry, body, deadline, cancellation);
-            entry.note(sent, &result);
+            let result = self.ask(place, body, deadline, cancellation);
+            lock(&self.records)[place].note_call(Instant::now(), sent.elapsed(), &result);
             match result {
                 Err(error) if error.is_refusal() => {
-                    refusal.get_or_insert_with(|| (entry.url.clone(), error));
+                    refusal.get_or_insert((place, error));
                 }
-                result => return result.map_err(|error| (entry.url.clone(), error)),
+                result => return result.map_err(|error| (self.servers[place].url.clone(), error)),
             }
         }
         // The first runtime was the most likely to work; the others may have failed long ago, and
         // the log says so.
-        Err(refusal.expect("there should be at least one runtime"))
+        let late = || (0, RuntimeError::Call(CallError::TimedOut(self.timeout)));
+        let (place, error) = refusal.unwrap_or_else(late);
+        Err((self.servers[place].url.clone(), error))
     }
 
-    /// Healthy runtimes first, and among these the least busy. Ties: the order of the
-    /// configuration.
-    fn by_rank(&self) -> Vec<&RuntimeEntry> {
-        let mut entries: Vec<&RuntimeEntry> = self.entries.iter().collect();
-        entries.sort_by_cached_key(|entry| entry.rank());
-        entries
+    /// Chooses one of the runtimes that were not tried, and counts a call of it as running. Ties:
+    /// the order of the configuration.
+    fn begin_call(&self, tried: &[usize]) -> Option<RunningCall<'_>> {
+        let mut records = lock(&self.records);
+        let untried = (0..records.len()).filter(|place| !tried.contains(place));
+        let place = untried.min_by_key(|&place| records[place].rank())?;
+        records[place].status.running += 1;
+        Some(RunningCall {
+            records: &self.records,
+            place,
+        })
     }
 
     fn ask(
         &self,
-        entry: &RuntimeEntry,
+        place: usize,
         body: &[u8],
         deadline: Instant,
         cancellation: &Cancellation,
     ) -> Result<Generated, RuntimeError> {
-        let _running = entry.begin_call();
-        let answer = self.client.call(&Call {
-            uri: &entry.uri,
+        let Server { uri, client, .. } = &self.servers[place];
+        let answer = client.call(&Call {
+            uri,
             authorization: self.authorization.as_deref(),
             body: Some(body),
             deadline,
@@ -221,76 +260,80 @@ impl Runtimes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::client::CallError;
 
-    #[test]
-    fn the_calls_of_a_request_share_its_time() {
-        let timeout = Duration::from_secs(100);
-        for (used, least, most) in [
-            (None, 99, 100),
-            (Some(30), 69, 70),
-            (Some(100), 0, 0),
-            (Some(130), 0, 0),
-        ] {
-            let mut cost = RequestCost {
-                time: used.map(Duration::from_secs),
-                ..RequestCost::default()
-            };
-            let outcome = cost.measure(timeout, |deadline, _| {
-                let left = deadline.saturating_duration_since(Instant::now());
-                assert!(
-                    left >= Duration::from_secs(least) && left <= Duration::from_secs(most),
-                    "{left:?}"
-                );
-                Err((
-                    String::new(),
-                    RuntimeError::Call(CallError::TimedOut(timeout)),
-                ))
-            });
-            assert!(outcome.is_err());
-            assert!(cost.time >= used.map(Duration::from_secs).or(Some(Duration::ZERO)));
-        }
-    }
-
-    #[test]
-    fn the_least_busy_well_runtime_comes_first() {
+    fn runtimes(timeout: Duration) -> Runtimes {
         let config = RuntimeConfig {
             urls: ["http://a/v1", "http://b/v1", "http://c/v1"]
                 .map(String::from)
                 .into(),
             model: "m".into(),
             api_key: None,
-            timeout: Duration::from_secs(1),
+            timeout,
             ca: None,
         };
-        let runtimes = Runtimes::new(&config, 1, 0).expect("there are three");
+        Runtimes::new(&config, 0).expect("there are three")
+    }
+
+    #[test]
+    fn a_request_without_time_left_blames_no_runtime() {
+        let runtimes = runtimes(Duration::from_secs(100));
+        let mut cost = RequestCost {
+            time: Some(Duration::from_secs(130)),
+            ..RequestCost::default()
+        };
+        let chat = Chat {
+            messages: Vec::new(),
+            temperature: 0.0,
+            max_tokens: 1,
+        };
+        let result = runtimes.complete(&chat, None, &mut cost);
+        assert!(
+            matches!(result, Err((_, RuntimeError::Call(CallError::TimedOut(_))))),
+            "{result:?}"
+        );
+        let failures: u64 = runtimes.status().iter().map(|status| status.failures).sum();
+        assert_eq!(failures, 0);
+        assert!(cost.time >= Some(Duration::from_secs(130)));
+    }
+
+    #[test]
+    fn the_least_busy_runtime_that_works_comes_first() {
+        let runtimes = runtimes(Duration::from_secs(1));
+        // The order in which one request would try them.
         let order = || -> String {
-            runtimes
-                .by_rank()
+            let (mut calls, mut tried) = (Vec::new(), Vec::new());
+            while let Some(call) = runtimes.begin_call(&tried) {
+                tried.push(call.place);
+                calls.push(call);
+            }
+            tried
                 .iter()
-                .map(|entry| &entry.url[7..8])
+                .map(|&place| &runtimes.servers[place].url[7..8])
                 .collect()
         };
-        let fail = |number: usize| {
-            runtimes.entries[number].note(Instant::now(), &Err(RuntimeError::Status(500)))
+        let note = |place: usize, result: Result<(), u16>| {
+            let result = match result {
+                Ok(()) => read_answer(br#"{"choices":[{"message":{"content":"x"}}]}"#),
+                Err(status) => Err(RuntimeError::Status(status)),
+            };
+            let took = Duration::from_secs(1);
+            lock(&runtimes.records)[place].note_call(Instant::now(), took, &result);
         };
         assert_eq!(order(), "abc");
-        let first = runtimes.entries[0].begin_call();
+        let first = runtimes.begin_call(&[]);
         assert_eq!(order(), "bca");
-        fail(1);
+        note(1, Err(500));
         assert_eq!(order(), "cab");
         drop(first);
         assert_eq!(order(), "acb");
-        fail(0);
-        let _second = runtimes.entries[0].begin_call();
-        assert_eq!(
-            order(),
-            "cba",
-            "the least busy of the failed ones comes first, too"
-        );
-        fail(2);
+        note(0, Err(500));
+        let _second = runtimes.begin_call(&[1, 2]);
+        assert_eq!(order(), "cba", "the least busy of those that failed");
+        (0..2).for_each(|_| note(1, Err(503)));
+        assert_eq!(order(), "cab", "a failing one comes last");
+        note(2, Err(400));
+        assert_eq!(order(), "cab", "it has refused one conversation");
+        note(1, Ok(()));
         assert_eq!(order(), "bca");
-        runtimes.entries[0].recover(1);
-        assert_eq!(order(), "abc");
     }
 }

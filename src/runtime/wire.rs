@@ -1,5 +1,6 @@
-//! The wire format of a runtime: OpenAI's chat completions.
+//! A conversation, and the wire format in which a runtime continues it: OpenAI's chat completions.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, Write};
 
@@ -7,7 +8,6 @@ use serde::de::{IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
-use super::chat::{Chat, Generated};
 use super::error::RuntimeError;
 use crate::ledger::Tokens;
 
@@ -18,28 +18,73 @@ const MAX_FIGURE: u32 = 1_000_000_000;
 /// The longest finish reason that is passed on, in characters.
 const MAX_REASON: usize = 64;
 
-/// Phrases of runtimes that have no error code for a prompt that is too long.
-const PHRASES: [&str; 2] = ["maximum context length", "available context size"];
+/// Phrases of runtimes that have no error code for a prompt that is too long: vLLM, SGLang, Ollama,
+/// LM Studio and llama.cpp.
+const TOO_LONG: [&str; 4] = [
+    "context length",
+    "context size",
+    "context window",
+    "maximum model length",
+];
+
+#[derive(Debug, Serialize)]
+pub struct Chat<'a> {
+    pub messages: Vec<ChatMessage<'a>>,
+    pub temperature: f64,
+    pub max_tokens: u16,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct ChatMessage<'a> {
+    pub role: Role,
+    pub content: Cow<'a, str>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    System,
+    User,
+    Assistant,
+}
+
+/// The text that a runtime has generated, and the tokens that it measured in this call.
+#[derive(Debug)]
+pub struct Generated {
+    pub content: String,
+    pub finish_reason: Option<String>,
+    pub tokens: Tokens,
+}
 
 /// The request to a runtime: only members that the service knows.
 #[derive(Serialize)]
-pub(super) struct CompletionRequest<'a> {
-    pub model: &'a str,
+struct CompletionRequest<'a> {
+    model: &'a str,
     #[serde(flatten)]
-    pub chat: &'a Chat<'a>,
-    pub stream: bool,
+    chat: &'a Chat<'a>,
+    stream: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub response_format: Option<&'a serde_json::Value>,
+    response_format: Option<&'a serde_json::Value>,
 }
 
-impl CompletionRequest<'_> {
-    /// The JSON of the request. Its size is counted first: a buffer that grows as it is written
-    /// takes up to three times as much, and a body may have 256 KiB in every worker.
-    pub fn to_json(&self) -> Vec<u8> {
+impl Chat<'_> {
+    /// The JSON of a request. Its size is counted first: a buffer that grows as it is written takes
+    /// up to three times as much, and a body may have 256 KiB in every worker.
+    pub(super) fn to_json(
+        &self,
+        model: &str,
+        response_format: Option<&serde_json::Value>,
+    ) -> Vec<u8> {
+        let request = CompletionRequest {
+            model,
+            chat: self,
+            stream: false,
+            response_format,
+        };
         let mut size = ByteCount(0);
-        serde_json::to_writer(&mut size, self).expect("a chat should have its JSON");
+        serde_json::to_writer(&mut size, &request).expect("a chat should have its JSON");
         let mut json = Vec::with_capacity(size.0);
-        serde_json::to_writer(&mut json, self).expect("a chat should have its JSON");
+        serde_json::to_writer(&mut json, &request).expect("a chat should have its JSON");
         json
     }
 }
@@ -76,12 +121,12 @@ struct FirstChoice<'a>(Option<AnswerChoice<'a>>);
 #[derive(Deserialize)]
 struct AnswerChoice<'a> {
     #[serde(default)]
-    message: AnswerMessage,
+    message: Option<AnswerMessage>,
     #[serde(borrow, default)]
     finish_reason: Option<&'a RawValue>,
 }
 
-#[derive(Default, Deserialize)]
+#[derive(Deserialize)]
 struct AnswerMessage {
     #[serde(default)]
     content: Option<String>,
@@ -98,7 +143,7 @@ struct AnswerUsage<'a> {
 }
 
 /// The members of a refusal that are used: in its member `error`, or in the refusal itself.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct RefusalAnswer<'a> {
     #[serde(borrow, default)]
     error: Option<&'a RawValue>,
@@ -138,8 +183,6 @@ impl<'de: 'a, 'a> Visitor<'de> for FirstChoice<'a> {
 pub fn read_answer(bytes: &[u8]) -> Result<Generated, RuntimeError> {
     let answer: CompletionAnswer =
         serde_json::from_slice(bytes).map_err(|_| RuntimeError::NotJson)?;
-    let choice = answer.choices.0.ok_or(RuntimeError::NoText)?;
-    let content = choice.message.content.ok_or(RuntimeError::NoText)?;
     let usage: AnswerUsage = answer
         .usage
         .and_then(|raw| serde_json::from_str(raw.get()).ok())
@@ -149,9 +192,18 @@ pub fn read_answer(bytes: &[u8]) -> Result<Generated, RuntimeError> {
         completion_tokens: read_token_figure(usage.completion_tokens),
         total_tokens: read_token_figure(usage.total_tokens),
     };
+    let no_text = || RuntimeError::NoText(tokens);
+    let choice = answer.choices.0.ok_or_else(no_text)?;
+    let finish_reason = finish_reason(choice.finish_reason);
+    let content = match choice.message.ok_or_else(no_text)?.content {
+        Some(content) => content,
+        // A reasoning model has used up its tokens before the text.
+        None if finish_reason.as_deref() == Some("length") => String::new(),
+        None => return Err(no_text()),
+    };
     Ok(Generated {
         content,
-        finish_reason: finish_reason(choice.finish_reason),
+        finish_reason,
         tokens,
     })
 }
@@ -180,41 +232,41 @@ pub fn read_refusal(status: u16, bytes: &[u8]) -> RuntimeError {
 }
 
 /// Recognizes a refusal because the prompt is too long: by the error type of llama.cpp, the code of
-/// OpenAI, or the message of runtimes that have no code for it, such as vLLM, which does not always
-/// wrap its errors either. An unknown model has a code of OpenAI and LM Studio, and only a message
-/// of Ollama (404), vLLM (404) and llama.cpp (400).
+/// OpenAI, or the message of runtimes that have no code for it. vLLM does not always wrap its errors,
+/// and LM Studio's may be a text. An unknown model has a code of OpenAI and LM Studio, and only a
+/// message of Ollama (404), vLLM (404) and llama.cpp (400).
 fn recognized_refusal(status: u16, bytes: &[u8]) -> Option<RuntimeError> {
     let answer: RefusalAnswer = serde_json::from_slice(bytes).ok()?;
     let refusal = match answer.error {
+        Some(text) if text.get().starts_with('"') => RefusalAnswer {
+            message: Some(text),
+            ..RefusalAnswer::default()
+        },
         Some(error) => serde_json::from_str(error.get()).ok()?,
         None => answer,
     };
     // No JSON writer escapes a character of these words, so they are compared as written.
     let is = |member: Option<&RawValue>, word: &str| member.is_some_and(|raw| raw.get() == word);
-    let is_exceeded = is(refusal.kind, r#""exceed_context_size_error""#)
-        || is(refusal.code, r#""context_length_exceeded""#)
-        || refusal
-            .message
-            .is_some_and(|raw| PHRASES.iter().any(|phrase| raw.get().contains(phrase)));
+    let message = refusal
+        .message
+        .map_or("", RawValue::get)
+        .to_ascii_lowercase();
     let number = |member: Option<&RawValue>| member?.get().parse().ok();
-    let figures = number(refusal.n_prompt_tokens).zip(number(refusal.n_ctx));
-    let is_unknown_model = || {
-        is(refusal.code, r#""model_not_found""#)
-            || refusal
-                .message
-                .is_some_and(|raw| says_unknown_model(raw.get()))
-    };
-    match status {
-        _ if is_exceeded => Some(RuntimeError::ContextExceeded(figures)),
-        400 | 404 if is_unknown_model() => Some(RuntimeError::UnknownModel(status)),
-        _ => None,
+    if is(refusal.kind, r#""exceed_context_size_error""#)
+        || is(refusal.code, r#""context_length_exceeded""#)
+        || TOO_LONG.iter().any(|phrase| message.contains(phrase))
+    {
+        let figures = number(refusal.n_prompt_tokens).zip(number(refusal.n_ctx));
+        return Some(RuntimeError::ContextExceeded(figures));
     }
+    let is_unknown_model = is(refusal.code, r#""model_not_found""#) || says_unknown_model(&message);
+    (matches!(status, 400 | 404 | 422) && is_unknown_model)
+        .then_some(RuntimeError::UnknownModel(status))
 }
 
-/// Returns true for `"model 'x' not found"` and `"The model x does not exist."`. Only the beginning
+/// Returns true for `"model 'x' not found"` and `"the model x does not exist."`. Only the beginning
 /// of a message is the runtime's own: the rest may repeat the prompt.
 fn says_unknown_model(message: &str) -> bool {
-    let message = message.to_ascii_lowercase();
     let text = message.trim_start_matches('"');
     let is_about_model = text
         .strip_prefix("the ")
@@ -225,10 +277,7 @@ fn says_unknown_model(message: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::borrow::Cow;
-
     use super::*;
-    use crate::runtime::{ChatMessage, Role};
 
     #[test]
     fn the_json_of_a_request_has_no_spare_room() {
@@ -246,20 +295,10 @@ mod tests {
             temperature: 0.5,
             max_tokens: 9,
         };
-        let request = CompletionRequest {
-            model: "m",
-            chat: &chat,
-            stream: false,
-            response_format: None,
-        };
-        let json = request.to_json();
-        assert_eq!(
-            (json.len(), json.capacity()),
-            (
-                serde_json::to_vec(&request).expect("JSON").len(),
-                json.len()
-            )
-        );
+        let json = chat.to_json("m", None);
+        assert_eq!(json.capacity(), json.len());
+        let read: serde_json::Value = serde_json::from_slice(&json).expect("JSON");
+        assert_eq!(read["messages"][0]["content"], contents[0].as_str());
     }
 
     #[test]
@@ -276,6 +315,13 @@ mod tests {
                 "",
                 None,
                 None,
+            ),
+            // A reasoning model that has used up its tokens, as vLLM answers.
+            (
+                r#"{"choices":[{"message":{"role":"assistant","content":null,"reasoning_content":"…"},"finish_reason":"length"}],"usage":{"total_tokens":9}}"#,
+                "",
+                Some("length"),
+                Some(9),
             ),
             (
                 r#"{"choices":[{"message":{"content":"x"}},{"message":{}}],"usage":null}"#,
@@ -400,10 +446,77 @@ mod tests {
             (r#"{"choices":[{}]}"#, "no_text"),
             (r#"{"choices":[{"message":{}}]}"#, "no_text"),
             (r#"{"choices":[{"message":{"content":null}}]}"#, "no_text"),
-            (r#"{"choices":[{"text":"x"}]}"#, "no_text"),
+            (
+                r#"{"choices":[{"text":"x","finish_reason":"length"}]}"#,
+                "no_text",
+            ),
+            (
+                r#"{"choices":[{"message":{"content":null},"finish_reason":"stop"}]}"#,
+                "no_text",
+            ),
         ] {
             let error = read_answer(answer.as_bytes()).expect_err(answer);
             assert_eq!(error.cause().to_string(), cause, "{answer}");
+        }
+    }
+
+    #[test]
+    fn an_answer_without_text_has_its_tokens() {
+        let usage = r#"{"prompt_tokens":7,"completion_tokens":2,"total_tokens":9}"#;
+        for choices in [
+            "[]",
+            r#"[{"message":{"content":null}}]"#,
+            r#"[{"text":"x"}]"#,
+        ] {
+            let answer = format!(r#"{{"choices":{choices},"usage":{usage}}}"#);
+            match read_answer(answer.as_bytes()) {
+                Err(RuntimeError::NoText(tokens)) => {
+                    assert_eq!(tokens.total_tokens, Some(9), "{choices}")
+                }
+                other => panic!("{choices}: {other:?}"),
+            }
+        }
+    }
+
+    /// The messages of vLLM (new and old), SGLang, Ollama, LM Studio and llama.cpp.
+    #[test]
+    fn refusals_for_length_in_words() {
+        for (status, refusal) in [
+            (
+                400,
+                r#"{"error":{"message":"You passed 5000 input tokens, but the model's context length is only 4096.","code":400}}"#,
+            ),
+            (
+                400,
+                r#"{"error":{"message":"This model's maximum context length is 4096 tokens."}}"#,
+            ),
+            (
+                400,
+                r#"{"object":"error","message":"The decoder prompt (length 5000) is longer than the maximum model length of 4096."}"#,
+            ),
+            (
+                400,
+                r#"{"object":"error","message":"The input (5000 tokens) is longer than the model's context length (4096 tokens)."}"#,
+            ),
+            (
+                400,
+                r#"{"error":{"message":"the input length exceeds the max context length","type":"invalid_request_error"}}"#,
+            ),
+            (
+                400,
+                r#"{"error":"Trying to keep the first 5000 tokens when the context overflows. However, the model is loaded with context length of only 4096 tokens."}"#,
+            ),
+            (
+                400,
+                r#"{"error":{"message":"the request exceeds the available context size"}}"#,
+            ),
+            (413, r#"{"error":{"message":"Context Window exceeded"}}"#),
+        ] {
+            let error = read_refusal(status, refusal.as_bytes());
+            assert!(
+                matches!(error, RuntimeError::ContextExceeded(None)),
+                "{refusal}: {error:?}"
+            );
         }
     }
 

@@ -20,16 +20,16 @@ use crate::client::Cancellation;
 use crate::config::{SearchBackend, SearchConfig};
 
 pub enum Search {
-    SearXng(SearXng),
+    SearXng(Box<SearXng>),
     Index(Index),
 }
 
 impl Search {
     /// Returns `None` if Search is not configured.
-    pub fn new(config: &SearchConfig, workers: usize, worker_share: usize) -> Option<Self> {
+    pub fn new(config: &SearchConfig, worker_share: usize) -> Option<Self> {
         Some(match config.backend.as_ref()? {
             SearchBackend::SearXng(url) => {
-                Self::SearXng(SearXng::new(url, config, workers, worker_share))
+                Self::SearXng(Box::new(SearXng::new(url, config, worker_share)))
             }
             SearchBackend::Index => Self::Index(Index::new(config)),
         })

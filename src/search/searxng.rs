@@ -57,9 +57,9 @@ pub struct SearXng {
 }
 
 impl SearXng {
-    pub fn new(url: &str, config: &SearchConfig, workers: usize, worker_share: usize) -> Self {
+    pub fn new(url: &str, config: &SearchConfig, worker_share: usize) -> Self {
         Self {
-            client: HttpClient::new(workers, None),
+            client: HttpClient::new(url, None),
             url: url.to_owned(),
             timeout: config.timeout,
             results: config.results,

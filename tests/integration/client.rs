@@ -12,8 +12,8 @@ use adriaticum::client::{Call, CallError, Cancellation, HttpClient};
 use adriaticum::http::MAX_HEAD;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rustls::crypto::ring;
-use rustls::pki_types::PrivateKeyDer;
-use rustls::{RootCertStore, ServerConfig, ServerConnection, StreamOwned};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use ureq::http::Uri;
 
 use crate::support::{PATIENCE, until};
@@ -24,7 +24,7 @@ const SHORT: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 /// A server that gives each connection's requests these answers, and then closes it.
 struct Scripted {
     base: String,
-    /// The requests, each as one read got it, and `None` for a connection that was closed.
+    /// The requests, and `None` for a connection that was closed.
     heard: mpsc::Receiver<Option<String>>,
 }
 
@@ -45,13 +45,11 @@ impl Scripted {
             for answers in connections {
                 let mut stream = wrap(listener.accept().expect("a connection").0);
                 for answer in answers {
-                    let mut bytes = [0; 64 * 1024];
                     // A client that refuses the certificate sends no request.
-                    let Ok(count) = stream.read(&mut bytes) else {
+                    let Some(request) = read_request(&mut stream) else {
                         break;
                     };
-                    let _ =
-                        sender.send(Some(String::from_utf8_lossy(&bytes[..count]).into_owned()));
+                    let _ = sender.send(Some(request));
                     let _ = stream.write_all(answer.as_bytes());
                 }
                 drop(stream);
@@ -93,6 +91,27 @@ impl Scripted {
     }
 }
 
+/// Reads a request, which has no body or `{}`. Its head and body are two writes.
+fn read_request(stream: &mut impl Read) -> Option<String> {
+    let mut request = String::new();
+    let mut bytes = [0; 64 * 1024];
+    loop {
+        let count = stream.read(&mut bytes).ok()?;
+        request += &String::from_utf8_lossy(&bytes[..count]);
+        let end = if request.starts_with("POST") {
+            "\r\n\r\n{}"
+        } else {
+            "\r\n\r\n"
+        };
+        if request.ends_with(end) {
+            return Some(request);
+        }
+        if count == 0 {
+            return None;
+        }
+    }
+}
+
 fn call(
     client: &HttpClient,
     base: &str,
@@ -119,7 +138,7 @@ fn get(client: &HttpClient, base: &str) -> Result<(u16, String), CallError> {
 }
 
 fn client() -> HttpClient {
-    HttpClient::new(4, None)
+    HttpClient::new("http://", None)
 }
 
 #[test]
@@ -149,10 +168,7 @@ fn the_request() {
             "{line}: {heard}"
         );
     }
-    assert!(
-        heard.ends_with("\r\n\r\n{}"),
-        "head and body are one write: {heard}"
-    );
+    assert!(!heard.contains("transfer-encoding"), "{heard}");
     get(&client, &server.base).expect("an answer");
     let heard = server.next().expect("a request on the same connection");
     assert!(
@@ -311,7 +327,8 @@ fn an_answer_has_a_largest_size() {
     }
 }
 
-/// The limit on the body covers neither chunk sizes nor trailers, nor the heads before the final one.
+/// The limit on the body covers neither trailers nor the heads before the final one. They are not
+/// kept, and the deadline ends them.
 #[test]
 fn an_answer_that_never_ends_is_given_up() {
     for (beginning, more) in [
@@ -334,21 +351,15 @@ fn an_answer_that_never_ends_is_given_up() {
                 .write_all(beginning.as_bytes())
                 .expect("the client reads");
             let block = more.repeat(64 * 1024 / more.len());
-            let mut blocks = 0;
-            // Enough to show that there is no limit.
-            while blocks < 4096 && stream.write_all(block.as_bytes()).is_ok() {
-                blocks += 1;
-            }
-            blocks
+            while stream.write_all(block.as_bytes()).is_ok() {}
         });
         let error =
-            call(&client(), &base, None, Duration::from_secs(60)).expect_err("it never ends");
+            call(&client(), &base, None, Duration::from_millis(500)).expect_err("it never ends");
         assert!(
-            matches!(error, CallError::TooLarge | CallError::Broken(_)),
+            matches!(error, CallError::TimedOut(_) | CallError::Broken(_)),
             "{more:?}: {error:?}"
         );
-        let blocks = server.join().expect("no panic");
-        assert!(blocks < 1024, "{more:?}: {blocks} times 64 KiB were read");
+        server.join().expect("no panic");
     }
 }
 
@@ -460,7 +471,7 @@ fn a_call_is_ended_by_another_thread() {
 }
 
 /// A CA of this name, and a server on 127.0.0.1 with a certificate of it.
-fn certified(name: &str) -> (RootCertStore, Arc<ServerConfig>) {
+fn certified(name: &str) -> (CertificateDer<'static>, Arc<ServerConfig>) {
     let mut params = CertificateParams::default();
     params.distinguished_name.push(DnType::CommonName, name);
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -477,9 +488,7 @@ fn certified(name: &str) -> (RootCertStore, Arc<ServerConfig>) {
         .with_no_client_auth()
         .with_single_cert(vec![certificate.der().clone()], key)
         .expect("they belong together");
-    let mut roots = RootCertStore::empty();
-    roots.add(ca.der().clone()).expect("a good CA");
-    (roots, Arc::new(config))
+    (ca.der().clone(), Arc::new(config))
 }
 
 fn https(config: Arc<ServerConfig>, connections: Vec<Vec<&'static str>>) -> Scripted {
@@ -493,9 +502,9 @@ fn https(config: Arc<ServerConfig>, connections: Vec<Vec<&'static str>>) -> Scri
 
 #[test]
 fn https_with_a_ca_of_its_own() {
-    let (roots, config) = certified("a");
+    let (ca, config) = certified("a");
     let server = https(config, vec![vec![SHORT, SHORT, SHORT], vec![SHORT]]);
-    let client = HttpClient::new(4, Some(roots));
+    let client = HttpClient::new(&server.base, Some(&[ca]));
     for _ in 0..3 {
         let answer =
             call(&client, &server.base, Some(b"{}"), Duration::from_secs(10)).expect("an answer");
@@ -503,7 +512,7 @@ fn https_with_a_ca_of_its_own() {
         let heard = server.next().expect("a request on the same connection");
         assert!(
             heard.starts_with("POST /v1/x") && heard.ends_with("\r\n\r\n{}"),
-            "one record: {heard}"
+            "{heard}"
         );
     }
     assert!(server.next().is_none());
@@ -520,7 +529,8 @@ fn https_with_another_ca_is_refused() {
     // A CA that was made again under its old name is another one too.
     for name in ["a", "b"] {
         let server = https(certified("a").1, vec![vec![SHORT]]);
-        match get(&HttpClient::new(4, Some(certified(name).0)), &server.base) {
+        let client = HttpClient::new(&server.base, Some(&[certified(name).0]));
+        match get(&client, &server.base) {
             Err(CallError::Unreachable(cause)) => {
                 assert!(cause.to_string().contains("trusted CA"), "{cause}")
             }
@@ -540,4 +550,46 @@ fn what_a_server_writes_is_not_in_an_error() {
         let error = get(&client(), &server.base).expect_err(wire);
         assert!(!format!("{error:?}").contains("xyzzy"), "{error:?}");
     }
+}
+
+/// The resolver of `ureq` starts a thread for each call. Ours asks IPv4 first: any local user can
+/// listen on a port of `::1` that the server has on 127.0.0.1 only.
+#[test]
+fn localhost_is_asked_at_its_ipv4_address_first() {
+    let server = Scripted::new(vec![vec![SHORT, SHORT]]);
+    let port = server
+        .base
+        .rsplit(':')
+        .next()
+        .and_then(|rest| rest.split('/').next());
+    let port: u16 = port.and_then(|port| port.parse().ok()).expect("a port");
+    // This host may have no ::1.
+    let thief = TcpListener::bind(("::1", port)).ok();
+    let client = client();
+    for name in ["localhost", "LOCALHOST"] {
+        let base = server.base.replace("127.0.0.1", name);
+        assert_eq!(get(&client, &base).expect("an answer").0, 200);
+        if let Some(thief) = &thief {
+            thief
+                .set_nonblocking(true)
+                .expect("an option of the socket");
+            assert!(thief.accept().is_err(), "{name}: the thief was asked");
+        }
+    }
+}
+
+/// Requests that were sent are not sent again: after the head, the server may have run it.
+#[test]
+fn a_request_that_was_sent_is_not_one_that_had_no_connection() {
+    let server = Scripted::new(vec![vec![SHORT, ""], vec![SHORT]]);
+    let client = client();
+    let post = || call(&client, &server.base, Some(b"{}"), Duration::from_secs(10));
+    post().expect("an answer");
+    let error = post().expect_err("the connection was closed");
+    assert!(matches!(error, CallError::Broken(_)), "{error:?}");
+    assert_eq!(
+        server.heard.iter().take(3).flatten().count(),
+        2,
+        "each was sent once"
+    );
 }

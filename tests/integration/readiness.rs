@@ -3,10 +3,11 @@
 use std::fs::{self, File};
 
 use rusqlite::types::Value::Integer;
+use serde_json::json;
 
 use crate::console::{Browser, PASSWORD, has_verdict, set_password};
 use crate::metrics::get;
-use crate::support::{Runtime, Server, chat, until};
+use crate::support::{Runtime, Script, Server, chat, until};
 
 /// Does something to the database under a running service that fails every request. Returns the service and its key.
 #[track_caller]
@@ -92,6 +93,23 @@ fn an_insert_that_fails() {
     );
     server.query("DROP TRIGGER no");
     until("it is ready again", || get(&server, "/readyz").0 == 200);
+}
+
+#[test]
+fn no_runtime_that_works() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let key = server.key();
+    for ready in [200, 200, 200, 503] {
+        assert_eq!(get(&server, "/readyz").0, ready);
+        runtime.next(Script::Answer(500, json!({})));
+        server
+            .post(&key, &chat("x"))
+            .is_error(502, "inference_error");
+    }
+    runtime.is_ready();
+    until("it answers a probe", || get(&server, "/readyz").0 == 200);
+    assert_eq!(runtime.count(), 4, "no request has tried it");
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::thread;
 
 use serde_json::json;
 
+use crate::metrics::{metrics_key, value};
 use crate::support::{Runtime, Script, Server, chat, completion, request, until};
 
 #[test]
@@ -166,7 +167,7 @@ fn breaking(answer: &'static str) -> (String, Arc<AtomicUsize>) {
             let mut stream = stream.expect("a connection");
             let mut head = [0; 65536];
             let _ = stream.read(&mut head);
-            // A runtime that has failed is also probed.
+            // Its end is no call.
             counted.fetch_add(head.starts_with(b"POST").into(), Ordering::AcqRel);
             let _ = stream.write_all(answer.as_bytes());
         }
@@ -221,7 +222,7 @@ fn an_answer_that_is_only_the_beginning_of_one_is_502_at_once() {
 
 /// `tests/integration/client.rs` has other answers without an end.
 #[test]
-fn trailers_without_an_end_are_502_and_take_no_memory() {
+fn trailers_without_an_end_take_no_memory() {
     let content = completion("x").to_string();
     let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
     let answer = format!(
@@ -233,9 +234,7 @@ fn trailers_without_an_end_are_502_and_take_no_memory() {
     let server = Server::new(None).set("ADRIATICUM_RUNTIME_URL", url).start();
     let key = server.key();
     let before = server.status("VmHWM");
-    server
-        .post(&key, &chat("x"))
-        .is_error(502, "inference_error");
+    server.post(&key, &chat("x"));
     let grown = server.status("VmHWM") - before;
     assert!(grown < 8 * 1024, "{grown} KiB more for 18 MB of trailers");
 }
@@ -345,4 +344,109 @@ fn a_name_is_looked_up_without_another_thread() {
     assert_eq!(server.threads(), before);
     gate.store(true, Ordering::Release);
     client.reply().is_completion();
+}
+
+fn figure(server: &Server, key: &str, name: &str, runtime: &Runtime) -> f64 {
+    let name = format!("adriaticum_runtime_{name}{{runtime=\"{}\"}}", runtime.url());
+    value(server, key, &name)
+}
+
+/// vLLM's answer was a 502 that clients repeated twice, and after three of them the runtime had failed.
+#[test]
+fn a_reasoning_model_that_has_used_up_its_tokens_has_answered_with_an_empty_text() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let (key, watcher) = (server.key(), metrics_key(&server));
+    for _ in 0..3 {
+        let mut answer = completion("");
+        answer["choices"][0]["message"]["content"] = json!(null);
+        answer["choices"][0]["finish_reason"] = json!("length");
+        runtime.next(Script::Answer(200, answer));
+        let reply = server.post(&key, &chat("x"));
+        assert_eq!(reply.is_completion(), "");
+        assert_eq!(reply.json()["choices"][0]["finish_reason"], "length");
+        assert_eq!(reply.json()["usage"]["total_tokens"], 14);
+    }
+    assert_eq!(figure(&server, &watcher, "failures_total", &runtime), 0.0);
+}
+
+#[test]
+fn an_answer_without_text_is_not_repeated_and_its_tokens_count() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let (key, watcher) = (server.key(), metrics_key(&server));
+    for _ in 0..3 {
+        let mut answer = completion("");
+        answer["choices"][0]["message"]["content"] = json!(null);
+        runtime.next(Script::Answer(200, answer));
+        let reply = server.post(&key, &chat("x"));
+        reply.is_error(502, "inference_error");
+        assert_eq!(reply.header("x-should-retry"), Some("false"));
+    }
+    let rows = server.query("SELECT sum(total_tokens) FROM usage WHERE status = 502");
+    assert_eq!(rows, [[rusqlite::types::Value::Integer(3 * 14)]]);
+    let report = server.stdout_of(&["usage", "--json"]);
+    let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
+    assert_eq!(report["total_tokens"], 3 * 14, "{report}");
+    assert_eq!(figure(&server, &watcher, "failures_total", &runtime), 0.0);
+}
+
+/// One key with seven requests took three of four runtimes out.
+#[test]
+fn a_runtime_that_refuses_one_conversation_has_not_failed() {
+    let (runtime, other) = (Runtime::start(), Runtime::start());
+    let server = Server::new(None)
+        .set(
+            "ADRIATICUM_RUNTIME_URL",
+            format!("{},{}", runtime.url(), other.url()),
+        )
+        .start();
+    let (key, watcher) = (server.key(), metrics_key(&server));
+    for status in [400, 413, 422, 400, 413, 422, 400] {
+        runtime.next(Script::Answer(
+            status,
+            json!({"error": {"message": "bad template"}}),
+        ));
+        server
+            .post(&key, &chat("x"))
+            .is_error(502, "inference_error");
+    }
+    assert_eq!(figure(&server, &watcher, "up", &runtime), 1.0);
+    assert_eq!((runtime.count(), other.count()), (7, 0));
+    runtime.next(Script::Answer(
+        400,
+        json!({"error": {"message": "model not found"}}),
+    ));
+    server
+        .post(&key, &chat("x"))
+        .is_error(502, "inference_error");
+    assert_eq!(
+        figure(&server, &watcher, "up", &runtime),
+        0.0,
+        "it can't run any other either"
+    );
+}
+
+/// Each call took a worker, which waited for the next, until `runtime.timeout`.
+#[test]
+fn a_runtime_that_is_the_service_itself_is_refused() {
+    let free = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
+    let address = free.local_addr().expect("it listens");
+    drop(free);
+    let url = format!("http://localhost:{}/v1", address.port());
+    let server = Server::new(None)
+        .set("ADRIATICUM_LISTEN", address)
+        .set("ADRIATICUM_RUNTIME_URL", &url);
+    let mut server = server.spawn(&[]);
+    let code = server.wait().code();
+    let printed = server.log();
+    assert_eq!(code, Some(1), "{printed}");
+    let expected = format!("{url} leads to this service itself. Set runtime.url");
+    assert!(printed.contains(&expected), "{printed}");
+    let output = server.run(&["check"]);
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        printed.contains("FAIL  runtime") && printed.contains(&expected),
+        "{printed}"
+    );
 }

@@ -3,6 +3,7 @@
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use rusqlite::types::Value::Integer;
 use serde_json::json;
@@ -158,18 +159,13 @@ fn a_runtime_that_gets_no_time_has_not_failed() {
     server.post(&key, &chat("x")).is_completion();
 }
 
-/// llama-server lists its models while it loads them.
 #[test]
-fn a_failed_runtime_is_back_when_it_is_ready() {
+fn a_failed_runtime_is_back_when_it_answers_a_probe() {
     let (loading, good) = (Runtime::start(), Runtime::start());
-    loading.is_ready();
-    loading.probes.health.store(503, Ordering::Release);
-    (0..2).for_each(|_| {
-        loading.next(Script::Answer(
-            503,
-            json!({"error": {"message": "Loading model"}}),
-        ))
-    });
+    loading.next(Script::Answer(
+        503,
+        json!({"error": {"message": "Loading model"}}),
+    ));
     let server = server(&[loading.url(), good.url()]).start();
     let (key, watcher) = (server.key(), metrics_key(&server));
     let figure = |name: &str| value(&server, &watcher, &series(name, &loading.url()));
@@ -178,9 +174,8 @@ fn a_failed_runtime_is_back_when_it_is_ready() {
         (figure("up"), figure("failures_total"), figure("running")),
         (0.0, 1.0, 0.0)
     );
-    // The second round of probes comes after the end of the first, each of two requests.
-    until("it was probed", || {
-        loading.probes.count.load(Ordering::Acquire) > 2
+    until("a probe has failed, too", || {
+        figure("failures_total") == 2.0
     });
     assert_eq!(figure("up"), 0.0);
     server.post(&key, &chat("x")).is_completion();
@@ -189,33 +184,65 @@ fn a_failed_runtime_is_back_when_it_is_ready() {
         (1, 2),
         "requests go to the other"
     );
-    loading.script.lock().expect("the script").clear();
-    loading.probes.health.store(200, Ordering::Release);
+    loading.is_ready();
     until("a probe finds it well", || figure("up") == 1.0);
-    let back = format!("[INFO] runtime {} is back", loading.url());
-    assert!(
-        !server.log().contains(&back),
-        "no call has succeeded: {}",
-        server.log()
-    );
     server.post(&key, &chat("x")).is_completion();
     assert_eq!((loading.count(), good.count()), (2, 2));
-    let probes = loading.probes.count.load(Ordering::Acquire);
     let log = server.log();
     let failed = format!(
         "[WARN] runtime {} has failed: it answered with HTTP status 503. It is loading its model",
         loading.url()
     );
+    let back = format!("[INFO] runtime {} is back", loading.url());
     for line in [failed, back] {
         assert_eq!(log.matches(&line).count(), 1, "{line}\n{log}");
     }
     assert!(!log.contains(&format!("runtime {}", good.url())), "{log}");
+    let count = |runtime: &Runtime| runtime.probes.count.load(Ordering::Acquire);
     assert_eq!(
-        good.probes.count.load(Ordering::Acquire),
-        0,
-        "a well runtime is not probed"
+        (count(&loading), count(&good)),
+        (2, 0),
+        "only what has failed is probed"
     );
-    assert_eq!(loading.probes.count.load(Ordering::Acquire), probes);
+    let rows = server.query("SELECT count(*) FROM usage");
+    assert_eq!(rows, [[Integer(3)]], "a probe has no row");
+}
+
+/// With clients that give up before `runtime.timeout`, a runtime that hangs counted as well: idle and first in the list, it took
+/// every request.
+#[test]
+fn a_runtime_that_hangs_behind_clients_that_give_up_is_avoided() {
+    let (hanging, good) = (Runtime::start(), Runtime::start());
+    let server = server(&[hanging.url(), good.url()]).start();
+    let (key, watcher) = (server.key(), metrics_key(&server));
+    let gate = Arc::new(AtomicBool::new(false));
+    let (mut lost, mut held) = (Vec::new(), Vec::new());
+    for number in 1..=3 {
+        hanging.next(Script::Silent);
+        good.next(Script::Held(Arc::clone(&gate), completion("held")));
+        for (clients, runtime) in [(&mut lost, &hanging), (&mut held, &good)] {
+            let mut client = server.connect();
+            client.send(request(&key, &chat("x")));
+            clients.push(client);
+            until("the least busy one is asked", || runtime.count() == number);
+        }
+    }
+    let began = Instant::now();
+    until("the clients lose their patience", || {
+        began.elapsed() > Duration::from_millis(5_100)
+    });
+    drop(lost);
+    let failures = || value(&server, &watcher, &series("failures_total", &hanging.url()));
+    until("each of them counts", || failures() == 3.0);
+    gate.store(true, Ordering::Release);
+    for mut client in held {
+        assert_eq!(client.reply().is_completion(), "held");
+    }
+    for _ in 0..5 {
+        hanging.next(Script::Silent);
+        server.post(&key, &chat("x")).is_completion();
+    }
+    assert_eq!((hanging.count(), good.count()), (3, 8));
 }
 
 #[test]
@@ -283,12 +310,15 @@ fn the_status_page_shows_a_failed_runtime() {
         browser.get("/status").text().contains("Checked at")
     });
     has_verdict(&mut browser, None);
-    failing.next(Script::Answer(503, json!({})));
-    server.post(&server.key(), &chat("x")).is_completion();
-    // Requests avoid it, so that only probes can show that it is down.
-    until("probes fail, too", || {
-        browser.get("/keys").text().contains("class=\"dot")
-    });
+    // The other one is asked first after the first failure, unless it fails, too.
+    (0..3).for_each(|_| failing.next(Script::Answer(503, json!({}))));
+    let key = server.key();
+    server.post(&key, &chat("x")).is_completion();
+    good.next(Script::Answer(503, json!({})));
+    server
+        .post(&key, &chat("x"))
+        .is_error(502, "inference_error");
+    server.post(&key, &chat("x")).is_completion();
     has_verdict(&mut browser, Some("degraded: 1 of 2 runtimes"));
     let text = browser.get("/status").text();
     assert!(

@@ -114,14 +114,18 @@ pub struct Call {
     pub from: Option<SocketAddr>,
 }
 
-/// What the scripted runtime answers to probes. They are no calls, and follow no script.
+/// What the scripted runtime answers to the service's probes, and to `check` if that asks for its
+/// models. They are no calls, and follow no script.
 pub struct Probes {
-    /// The list of its models; the status 0 is no answer.
-    pub models: Mutex<(u16, Value)>,
-    /// The status of `/health`.
-    pub health: AtomicU16,
+    /// The status of an answer to a probe.
+    pub status: AtomicU16,
     pub count: AtomicU64,
+    /// The list of its models, and the status with which it is sent.
+    pub models: Mutex<(u16, Value)>,
 }
+
+/// A probe, after the name of the model.
+const PROBE: &[u8] = br#","messages":[{"role":"user","content":"Are you there?"}],"temperature":0.0,"max_tokens":1,"stream":false}"#;
 
 /// A scripted runtime: it follows the script, and at its end returns good completions.
 pub struct Runtime {
@@ -145,9 +149,9 @@ impl Runtime {
             ended: Arc::default(),
             // No probe finds it well, so that a failure lasts as long as a test needs it.
             probes: Arc::new(Probes {
-                models: Mutex::new((503, json!({}))),
-                health: AtomicU16::new(404),
+                status: AtomicU16::new(503),
                 count: AtomicU64::new(0),
+                models: Mutex::new((503, json!({}))),
             }),
             is_over: Arc::default(),
             accepting: None,
@@ -189,9 +193,9 @@ impl Runtime {
         self.script.lock().expect("the script").push_back(script);
     }
 
-    /// Lets probes find it well, as a runtime without `/health`.
+    /// Lets probes find it well.
     pub fn is_ready(&self) {
-        self.probes.models.lock().expect("the list").0 = 200;
+        self.probes.status.store(200, Ordering::Release);
     }
 
     pub fn count(&self) -> usize {
@@ -219,18 +223,14 @@ fn serve_call(
     probes: &Probes,
 ) -> Option<()> {
     let (head, body) = client.request()?;
-    let probed = match head.split(' ').nth(1) {
-        Some("/v1/models") => Some(probes.models.lock().expect("the list").clone()),
-        Some("/health") => Some((probes.health.load(Ordering::Acquire), json!({}))),
-        _ => None,
-    };
-    if let Some((status, answer)) = probed {
+    if head.split(' ').nth(1) == Some("/v1/models") {
+        let (status, models) = probes.models.lock().expect("the list").clone();
+        return client.answer(status, "", &models.to_string());
+    }
+    if body.ends_with(PROBE) {
         probes.count.fetch_add(1, Ordering::AcqRel);
-        if status == 0 {
-            client.ends();
-            return None;
-        }
-        return client.answer(status, "", &answer.to_string());
+        let status = probes.status.load(Ordering::Acquire);
+        return client.answer(status, "", &completion("Yes").to_string());
     }
     let next = script.lock().expect("the script").pop_front();
     calls.lock().expect("the calls").push(Call {

@@ -21,7 +21,6 @@ use crate::database::DatabaseError;
 use crate::ledger::Gateway;
 use crate::listener::{Gauge, LoadEvent};
 use crate::text::{count, grouped};
-use crate::when;
 
 /// The age at which the results of the checks are too old: a check costs a token of the runtime.
 const MAX_AGE: Duration = Duration::from_secs(60);
@@ -118,7 +117,6 @@ fn details(part: &PartState) -> Markup {
             span.muted {
                 (grouped(runtime.running as i64)) " in progress"
                 @if let Some(time) = runtime.failed_since.filter(|_| part.verdict == Some(Verdict::Fail)) { ", failed since " (format::second(time)) }
-                @if let Some(time) = runtime.median { ", p50 " (format::exact_duration(when::milliseconds(time))) " of the last 100 answers" }
                 @if let Some((time, error)) = &runtime.last_error { ", last error " (format::second(*time)) ": " span.text { (error) } }
             }
         }
