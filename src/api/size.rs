@@ -1,8 +1,7 @@
 //! The size of the body.
 
 use crate::error::{ApiError, Failure, FailureCause};
-use crate::http::body::Framing;
-use crate::http::{MAX_BODY, Request, RequestHead};
+use crate::http::{Framing, MAX_BODY, Request, RequestHead};
 
 pub fn check_declared_size(head: &RequestHead) -> Result<(), Failure> {
     match head.framing {

@@ -167,22 +167,22 @@ impl Config {
         }
     }
 
-    /// The command that sets the console's password in this service's database. A path is sent only
-    /// to a client of this host. If the console has a public name, a local client may be a proxy
-    /// that forwards requests of anyone.
-    pub fn password_command(&self, is_local: bool) -> String {
-        let command = "adriaticum console password";
+    /// A command for this service's database, as a page displays it. A path is sent only to a client
+    /// of this host. If the console has a public name, a local client may be a proxy that forwards
+    /// requests of anyone.
+    pub fn command(&self, arguments: &str, is_local: bool) -> String {
+        let command = format!("adriaticum {arguments}");
         let is_usual = env::var_os("ADRIATICUM_DATABASE").is_none()
             && self.file.as_deref() == Some(Path::new(DEFAULT_FILE));
         match (&self.database, &self.file) {
-            _ if is_usual || !is_local || !self.console_is_local => command.into(),
+            _ if is_usual || !is_local || !self.console_is_local => command,
             (DatabaseLocation::Sqlite(path), _) => {
                 format!("ADRIATICUM_DATABASE='{}' {command}", absolute(path))
             }
             (DatabaseLocation::Postgres(_), Some(file)) => {
-                format!("adriaticum --config '{}' console password", absolute(file))
+                format!("adriaticum --config '{}' {arguments}", absolute(file))
             }
-            (DatabaseLocation::Postgres(_), None) => command.into(),
+            (DatabaseLocation::Postgres(_), None) => command,
         }
     }
 

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use rustls::pki_types::CertificateDer;
 use ureq::http::Uri;
+use ureq::http::uri::Authority;
 
 use super::raw_setting::{Problem, RawSetting};
 use super::settings::Settings;
 use crate::certificates;
 use crate::files;
-use crate::http::head::split_authority;
+use crate::http::split_authority;
 use crate::secret::Secret;
 
 /// A path and a query are added to an address, and the head of a call has to fit into the client's
@@ -69,7 +70,8 @@ pub(super) fn base_address(url: &str) -> Option<String> {
         .strip_prefix("http://")
         .or_else(|| url.strip_prefix("https://"))?;
     let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-    let (host, port) = split_authority(authority)?;
+    let authority = Authority::try_from(authority).ok()?;
+    let (host, port) = split_authority(&authority)?;
     let port_is_good = port.is_empty() || port.parse::<u16>().is_ok();
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~%/".contains(&b);
     let is_uri = url.len() <= MAX_ADDRESS && url.parse::<Uri>().is_ok();

@@ -58,7 +58,17 @@ pub fn error(operator: Option<&Operator>, peer: Option<IpAddr>, error: &PageErro
             "Another site's page sent it. Nothing was changed. If you did not intend this, contact the \
              operator of that site.",
         ),
-        PageError::TooManyExports => (429, "Too many requests", "Try again in a moment."),
+        PageError::TooManyExports => (
+            429,
+            "Too many requests",
+            "One export at a time. Try again in a moment.",
+        ),
+        PageError::LargeExport(_) => (
+            400,
+            "The export is too long",
+            "The console exports at most 10,000 lines, and searches for them for 5 seconds at most. Choose a shorter \
+             range, or run this command on the machine that the service runs on, as the user that it runs as.",
+        ),
         PageError::Busy => (
             503,
             "The console is busy",
@@ -90,6 +100,9 @@ pub fn error(operator: Option<&Operator>, peer: Option<IpAddr>, error: &PageErro
         main.narrow {
             h1 { (title) }
             p { (text) }
+            @if let PageError::LargeExport(command) = error {
+                (copy_box("Command", "command", command))
+            }
             p {
                 @match (error, operator) {
                     (PageError::Stale, Some(Operator { request, .. })) => a href=(request.typed_address()) { "Back to the form" },

@@ -89,7 +89,8 @@ impl Console {
     fn page(&self, http: &Request) -> PageResult {
         let request = PageRequest::read(http)?;
         let Some(password) = credentials::password(&self.store)? else {
-            let command = self.config.password_command(http.client.is_local());
+            let is_local = http.client.is_local();
+            let command = self.config.command("console password", is_local);
             return Ok(error_pages::no_password(&command));
         };
         request.check_origin()?;

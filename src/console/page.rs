@@ -187,7 +187,10 @@ pub enum PageError {
     Store(DatabaseError),
     /// A range of time that can't be displayed, and why.
     Range(String),
+    /// Another export is in progress.
     TooManyExports,
+    /// An export that is too long for a page, and the command that writes it.
+    LargeExport(String),
     /// There is no room for the request.
     Busy,
     Panic,

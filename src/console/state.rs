@@ -1,7 +1,6 @@
 //! The console's state, which all pages share.
 
 use std::io;
-use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -21,8 +20,8 @@ pub struct Console {
     pub(super) browsers: KnownBrowsers,
     pub(super) sign_ins: Mutex<SignInThrottle>,
     pub(super) checks: CheckRunner,
-    /// The number of exports in progress.
-    pub(super) exports: Arc<AtomicUsize>,
+    /// An export holds a clone until its response was sent.
+    pub(super) exports: Arc<()>,
     pub monitoring: MonitoringEndpoints,
 }
 

@@ -1,8 +1,9 @@
 //! Responses and their bytes.
 
-use std::fmt;
 use std::io::Write;
+use std::sync::Arc;
 
+use ::http::StatusCode;
 use time::OffsetDateTime;
 use time::format_description::BorrowedFormatItem;
 use time::macros::format_description;
@@ -14,25 +15,8 @@ pub struct Response {
     pub content_type: &'static str,
     pub headers: Vec<(&'static str, String)>,
     pub body: Vec<u8>,
-    /// The rest of a body that is too large to be kept in memory.
-    pub rest: Option<Box<dyn BodyStream>>,
-}
-
-/// The rest of a body, made piece by piece as the client takes it.
-pub trait BodyStream: Send {
-    /// The next piece, empty if there is nothing to send yet; `None` at the end. After an error the
-    /// connection is closed, so that the client knows that something is missing.
-    fn next(&mut self) -> Result<Option<Vec<u8>>, BodyStreamError>;
-}
-
-/// A piece could not be made; the cause is in the log.
-#[derive(Debug)]
-pub struct BodyStreamError;
-
-impl fmt::Debug for dyn BodyStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("BodyStream(…)")
-    }
+    /// Held until the response was sent or its connection has ended.
+    pub permit: Option<Arc<()>>,
 }
 
 /// The `connection` header of a response.
@@ -60,7 +44,7 @@ impl Response {
             content_type,
             headers: Vec::new(),
             body,
-            rest: None,
+            permit: None,
         }
     }
 
@@ -73,16 +57,16 @@ impl Response {
         self
     }
 
-    /// The bytes of the head and of `body`, without `rest`; for a HEAD request, the head only.
+    /// The bytes of the head and of the body; for a HEAD request, the head only.
     pub fn encode(&self, connection: ConnectionHeader, without_body: bool) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(512 + self.body.len());
-        write!(
-            bytes,
-            "HTTP/1.1 {} {}\r\n",
-            self.status,
-            reason(self.status)
-        )
-        .expect("a Vec should take all that is written");
+        // Clients ignore the reason phrase; it helps people who read the traffic.
+        let reason = StatusCode::from_u16(self.status)
+            .ok()
+            .and_then(|status| status.canonical_reason())
+            .unwrap_or_default();
+        write!(bytes, "HTTP/1.1 {} {reason}\r\n", self.status)
+            .expect("a Vec should take all that is written");
         let mut line = |name: &str, value: &str| {
             for part in [name, ": ", value, "\r\n"] {
                 bytes.extend_from_slice(part.as_bytes());
@@ -90,10 +74,7 @@ impl Response {
         };
         line("date", &format_date(OffsetDateTime::now_utc()));
         line("content-type", self.content_type);
-        match &self.rest {
-            None => line("content-length", &self.body.len().to_string()),
-            Some(_) => line("transfer-encoding", "chunked"),
-        }
+        line("content-length", &self.body.len().to_string());
         for (name, value) in &self.headers {
             line(name, value);
         }
@@ -103,12 +84,8 @@ impl Response {
             ConnectionHeader::Close => line("connection", "close"),
         }
         bytes.extend_from_slice(b"\r\n");
-        if without_body {
-            return bytes;
-        }
-        match &self.rest {
-            None => bytes.extend_from_slice(&self.body),
-            Some(_) => bytes.append(&mut chunk(&self.body)),
+        if !without_body {
+            bytes.extend_from_slice(&self.body);
         }
         bytes
     }
@@ -119,68 +96,24 @@ fn format_date(time: OffsetDateTime) -> String {
         .expect("a date after 1970 should have its text")
 }
 
-/// The end of a body in chunks.
-pub const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
-
-/// A piece as RFC 9112, 7.1 frames it. An empty one has no bytes: they would end the body.
-pub fn chunk(piece: &[u8]) -> Vec<u8> {
-    if piece.is_empty() {
-        return Vec::new();
-    }
-    let mut bytes = Vec::with_capacity(piece.len() + 16);
-    write!(bytes, "{:x}\r\n", piece.len()).expect("a Vec should take all that is written");
-    bytes.extend_from_slice(piece);
-    bytes.extend_from_slice(b"\r\n");
-    bytes
-}
-
-/// The reason phrase. Clients ignore it; it helps people who read the traffic.
-fn reason(status: u16) -> &'static str {
-    match status {
-        200 => "OK",
-        303 => "See Other",
-        400 => "Bad Request",
-        401 => "Unauthorized",
-        403 => "Forbidden",
-        404 => "Not Found",
-        405 => "Method Not Allowed",
-        413 => "Content Too Large",
-        429 => "Too Many Requests",
-        502 => "Bad Gateway",
-        503 => "Service Unavailable",
-        _ => "",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    struct Nothing;
-
-    impl BodyStream for Nothing {
-        fn next(&mut self) -> Result<Option<Vec<u8>>, BodyStreamError> {
-            Ok(None)
-        }
-    }
-
     #[test]
-    fn a_body_is_framed_by_its_length_or_in_chunks() {
-        let text = |response: &Response, without_body| {
+    fn a_head_request_gets_the_headers_of_its_body() {
+        let text = |status, without_body| {
+            let response = Response::new(status, "text/plain", b"0123456789abcdef".to_vec());
             String::from_utf8(response.encode(ConnectionHeader::Omitted, without_body))
                 .expect("a response is text")
         };
-        let mut response = Response::new(200, "text/plain", b"0123456789abcdef".to_vec());
-        assert!(text(&response, false).contains("content-length: 16\r\n"));
-        assert!(text(&response, false).ends_with("\r\n\r\n0123456789abcdef"));
-        response.rest = Some(Box::new(Nothing));
-        assert!(text(&response, false).contains("transfer-encoding: chunked\r\n"));
-        assert!(!text(&response, false).contains("content-length"));
-        assert!(text(&response, false).ends_with("\r\n\r\n10\r\n0123456789abcdef\r\n"));
-        assert!(text(&response, true).ends_with("chunked\r\n\r\n"));
-        response.body.clear();
-        assert!(text(&response, false).ends_with("chunked\r\n\r\n"));
-        assert_eq!(chunk(b""), b"", "an empty chunk would end the body");
+        assert!(text(200, false).starts_with("HTTP/1.1 200 OK\r\ndate: "));
+        assert!(text(404, false).starts_with("HTTP/1.1 404 Not Found\r\n"));
+        for without_body in [false, true] {
+            assert!(text(200, without_body).contains("\r\ncontent-length: 16\r\n"));
+        }
+        assert!(text(200, false).ends_with("\r\n\r\n0123456789abcdef"));
+        assert!(text(200, true).ends_with("\r\n\r\n"));
     }
 
     #[test]

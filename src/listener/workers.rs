@@ -12,12 +12,11 @@ use threadpool::ThreadPool;
 use super::admission::{Destination, Lane, PendingRequest};
 use super::connection::Outgoing;
 use super::load::LoadEvent;
-use super::queue::{FairQueue, Job, TakeError, Work};
+use super::queue::{FairQueue, Job, TakeError};
 use super::service::{RunningRequest, Service};
 use super::state::{CONSOLE_CAPACITY, ListenerState};
 use crate::error::{Failure, FailureCause};
 use crate::http::Response;
-use crate::http::response::{LAST_CHUNK, chunk};
 use crate::thread_pool;
 
 /// While the API is busy, a console thread pauses after each job for this many times as long as the
@@ -77,31 +76,18 @@ fn work_for_console<S: Service>(state: &ListenerState, service: &S) {
 /// closes.
 fn serve(state: &ListenerState, service: &impl Service, queue: &FairQueue, job: Job) {
     let mut running = RunningRequest::new(state, queue, &job);
-    let response = match job.work {
-        Work::Request(pending) => {
-            if pending.cancellation.is_cancelled() {
-                return;
-            }
-            if let Destination::Console(session) = pending.admission.destination
-                && session.is_none_or(|digest| state.credentials.use_lane(&digest).is_none())
-                && let Ok(Some(lane)) = service.identify(&pending)
-                && let Some(digest) = session
-            {
-                state.credentials.insert(digest, lane.name.into());
-            }
-            encode(state, &pending, service.respond(&pending, &running))
-        }
-        Work::Piece(mut rest, header) => match rest.next() {
-            Ok(Some(piece)) => Outgoing {
-                rest: Some(rest),
-                ..Outgoing::new(chunk(&piece), header)
-            },
-            Ok(None) => Outgoing::new(LAST_CHUNK.to_vec(), header),
-            // The connection is closed, so the client sees that this response is incomplete.
-            Err(_) => return,
-        },
-    };
-    running.response = Some(response);
+    let pending = job.pending;
+    if pending.cancellation.is_cancelled() {
+        return;
+    }
+    if let Destination::Console(session) = pending.admission.destination
+        && session.is_none_or(|digest| state.credentials.use_lane(&digest).is_none())
+        && let Ok(Some(lane)) = service.identify(&pending)
+        && let Some(digest) = session
+    {
+        state.credentials.insert(digest, lane.name.into());
+    }
+    running.response = Some(encode(state, &pending, service.respond(&pending, &running)));
 }
 
 fn encode(state: &ListenerState, pending: &PendingRequest, response: Response) -> Outgoing {

@@ -11,8 +11,7 @@ use super::{Pipeline, catch_panic};
 use crate::api::record::Record;
 use crate::api::{key, ledger, reply, size};
 use crate::console::Console;
-use crate::error::{ApiError, Failure};
-use crate::http::head::split_authority;
+use crate::error::Failure;
 use crate::http::{ClientInfo, RequestHead, Response};
 use crate::keys::Key;
 use crate::listener::{Admission, Destination, Lane, PendingRequest, RunningRequest, Service};
@@ -42,7 +41,6 @@ impl Service for Pipeline {
             }),
             Err(failure) => {
                 self.metrics.head_refused.add(1);
-                let failure = self.with_console_address(client, head, failure);
                 Err(self.refuse(client.peer, None, failure))
             }
         }
@@ -112,32 +110,6 @@ impl Pipeline {
             .as_ref()
             .expect("only a configured console admits requests");
         console
-    }
-
-    /// Adds the console's address to a 404: a person on this host who opens the API in a browser
-    /// probably looks for it.
-    fn with_console_address(
-        &self,
-        client: ClientInfo,
-        head: &RequestHead,
-        mut failure: Failure,
-    ) -> Failure {
-        if let Some((host, _)) = &self.console
-            && failure.error == ApiError::NotFound
-            && head.method() == "GET"
-            && client.is_local()
-        {
-            let scheme = if client.secure { "https" } else { "http" };
-            let port =
-                split_authority(head.authority()).and_then(|(_, port)| port.parse::<u16>().ok());
-            let port = port.map_or_else(String::new, |port| format!(":{port}"));
-            failure.message = format!(
-                "{} The console is at {scheme}://{host}{port}/.",
-                failure.message
-            )
-            .into();
-        }
-        failure
     }
 }
 

@@ -197,39 +197,6 @@ fn each_host_serves_its_own() {
         .is_error(404, "not_found");
 }
 
-#[test]
-fn a_browser_at_the_apis_address_gets_the_consoles_but_only_on_this_host() {
-    let ask = |server: &Server, method: &str, headers: &str| {
-        let mut client = server.connect();
-        client.send(format!(
-            "{method} / HTTP/1.1\r\nHost: api.test:8080\r\n{headers}\r\n"
-        ));
-        client.reply().is_error(404, "not_found")
-    };
-    let server = Server::new(None)
-        .set("ADRIATICUM_TRUSTED_PROXIES", "127.0.0.1")
-        .start();
-    let reply = ask(&server, "GET", "X-Forwarded-For: 203.0.113.7\r\n");
-    assert!(!reply.contains("console"), "{reply}");
-    let server = Server::new(None).start();
-    let reply = ask(&server, "GET", "");
-    assert!(
-        reply.ends_with(" The console is at http://console.localhost:8080/."),
-        "{reply}"
-    );
-    let reply = ask(&server, "PUT", "");
-    assert!(
-        !reply.contains("console"),
-        "a program is not interested: {reply}"
-    );
-    let reply = ask(
-        &Server::new(None).set("ADRIATICUM_CONSOLE_HOST", "").start(),
-        "GET",
-        "",
-    );
-    assert!(!reply.contains("console"), "{reply}");
-}
-
 /// Under `make run` the command that the console showed changed another database.
 #[test]
 fn the_command_for_a_forgotten_password_names_the_database() {
@@ -885,7 +852,7 @@ fn what_a_person_typed_is_never_markup() {
         .get(&format!("/sign-in?next={inject}"))
         .text();
     assert!(!visitor.contains("<script>"));
-    let csv = whole_body(&browser.get("/requests/export.csv?range=1h"));
+    let csv = browser.get("/requests/export.csv?range=1h").text();
     let quoted = format!("\"{}\"", hostile.replace('"', "\"\""));
     assert!(csv.contains(&quoted), "{csv}");
     assert!(csv.starts_with(
@@ -898,12 +865,6 @@ fn what_a_person_typed_is_never_markup() {
         cells[4].len() == 20 && cells[4].ends_with(&format!(":{seconds:02}Z")),
         "{csv}"
     );
-}
-
-/// The body of an answer in chunks.
-fn whole_body(reply: &Reply) -> String {
-    assert_eq!(reply.header("transfer-encoding"), Some("chunked"));
-    reply.text()
 }
 
 #[test]
@@ -1052,15 +1013,21 @@ fn usage_has_what_the_ledger_holds() {
     );
     assert_eq!(listed(&mut browser, "most=4000000&outcome=failed"), 2);
     assert_eq!(
-        whole_body(&browser.get("/requests/export.csv?range=1h&least=4000000"))
+        browser
+            .get("/requests/export.csv?range=1h&least=4000000")
+            .text()
             .matches("chatcmpl_")
             .count(),
         0
     );
-    let rows = whole_body(&browser.get("/requests/export.json?range=1h&outcome=ok"));
+    let rows = browser
+        .get("/requests/export.json?range=1h&outcome=ok")
+        .text();
     assert_eq!(rows.matches("\"status\":200").count(), 4);
     assert_eq!(
-        whole_body(&browser.get("/requests/export.csv?range=1h"))
+        browser
+            .get("/requests/export.csv?range=1h")
+            .text()
             .matches("chatcmpl_")
             .count(),
         6
@@ -1405,7 +1372,7 @@ fn totals_are_exported_by_key_and_day() {
         .post(&key, &json!({}))
         .is_error(400, "invalid_request");
     let mut browser = Browser::signed_in(&server);
-    let csv = whole_body(&browser.get("/usage/totals.csv?range=24h"));
+    let csv = browser.get("/usage/totals.csv?range=24h").text();
     let lines: Vec<&str> = csv.split("\r\n").collect();
     let columns = "day key_id key_name requests errors prompt_tokens completion_tokens total_tokens unmeasured";
     let heading: Vec<String> = columns
@@ -1431,11 +1398,104 @@ fn totals_are_exported_by_key_and_day() {
         "{csv}"
     );
     assert_eq!(
-        whole_body(&browser.get("/usage/totals.csv?from=2020-01-01&to=2020-02-01"))
+        browser
+            .get("/usage/totals.csv?from=2020-01-01&to=2020-02-01")
+            .text()
             .matches("\r\n")
             .count(),
         1
     );
+}
+
+#[test]
+fn a_long_export_is_refused_with_its_command() {
+    let server = Server::new(None).sqlite().start();
+    assert!(set_password(&server, PASSWORD).status.success());
+    let mut browser = Browser::signed_in(&server);
+    // One row too many, and a line too many for the totals of 5,001 days.
+    server.query(
+        "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < 10000),
+         t(time, i) AS (SELECT unixepoch('2020-01-01') + i, i FROM n)
+         INSERT INTO usage (request_id, key_id, key_name, created, status, gateway)
+         SELECT printf('chatcmpl_%012x%020x', time * 1000, i), 'key_1', 'x', time, 200, 'a' FROM t",
+    );
+    server.query(
+        "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < 5000)
+         INSERT INTO usage_rollup SELECT 86400, i * 86400, key, key, 200, '', '', 1, 1, 1, 2, 0
+         FROM n, (SELECT 'key_1' AS key UNION SELECT 'key_2')",
+    );
+    let prefix = format!(
+        "ADRIATICUM_DATABASE='{}' adriaticum",
+        server.folder.path("adriaticum.db").display()
+    );
+    let mut check = |address: &str, command: &str| {
+        let page = browser.get(address);
+        let text = page.text().replace("&quot;", "\"");
+        let command = format!("{prefix} {command}");
+        assert!(page.status == 400 && text.contains(&command), "{text}");
+    };
+    let day = "from=2020-01-01&to=2020-01-01";
+    check(
+        &format!("/requests/export.csv?{day}"),
+        "usage list --limit 100000 --csv --since 2020-01-01 --until 2020-01-01<",
+    );
+    check(
+        &format!("/requests/export.json?{day}&gateway=a"),
+        "usage list --limit 100000 --json --since 2020-01-01 --until 2020-01-01 --gateway 'a'<",
+    );
+    check(
+        "/usage/totals.csv?from=1970-01-01&to=1985-01-01",
+        "usage --by day,key --csv --since 1970-01-01 --until 1985-01-01<",
+    );
+    let whole = browser.get("/requests/export.csv?from=2020-01-01T00:00&to=2020-01-01T02:00");
+    assert_eq!(whole.text().matches("chatcmpl_").count(), 7_200);
+}
+
+#[test]
+fn one_export_is_in_progress() {
+    use std::io::Read;
+    let server = Server::new(None).sqlite().start();
+    assert!(set_password(&server, PASSWORD).status.success());
+    let mut browser = Browser::signed_in(&server);
+    // More bytes than the system buffers for a connection.
+    server.query(
+        "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < 4000)
+         INSERT INTO usage (request_id, key_id, key_name, created, status)
+         SELECT printf('chatcmpl_%012x%020x', (1577836800 + i) * 1000, i), 'key_1', printf('%.3000c', 'x'),
+         1577836800 + i, 200 FROM n",
+    );
+    let path = "/requests/export.csv?from=2020-01-01&to=2020-01-01";
+    let cookies: Vec<String> = browser
+        .cookies
+        .iter()
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
+    let begin = || {
+        let mut client = server.connect();
+        client.send(format!(
+            "GET {path} HTTP/1.0\r\nHost: console.localhost\r\nCookie: {}\r\n\r\n",
+            cookies.join("; ")
+        ));
+        let mut start = [0; 12];
+        client.stream.read_exact(&mut start).expect("a reply");
+        assert_eq!(&start, b"HTTP/1.1 200", "also through HTTP/1.0");
+        client
+    };
+    let mut slow = begin();
+    let refused = browser.get(path);
+    assert_eq!(
+        (refused.status, refused.header("retry-after")),
+        (429, Some("10"))
+    );
+    let mut rest = Vec::new();
+    slow.stream.read_to_end(&mut rest).expect("the rest");
+    assert_eq!(
+        String::from_utf8_lossy(&rest).matches("chatcmpl_").count(),
+        4_001
+    );
+    // The end of the response, or of the connection, ends the export.
+    drop(begin());
+    until("the next one may begin", || browser.get(path).status == 200);
 }
 
 #[test]

@@ -632,15 +632,6 @@ impl<S: Read + Write> Client<S> {
             if let Some(end) = self.rest.windows(4).position(|w| w == b"\r\n\r\n") {
                 let head =
                     String::from_utf8(self.rest[..end].to_vec()).expect("a head should be text");
-                if value_of(&head, "transfer-encoding") == Some("chunked") {
-                    self.rest.drain(..end + 4);
-                    let status = head[9..12].parse().expect("a status should be a number");
-                    return Reply {
-                        status,
-                        head,
-                        body: self.chunks(),
-                    };
-                }
                 let length: usize = value_of(&head, "content-length")
                     .and_then(|v| v.parse().ok())
                     .unwrap_or(0);
@@ -657,29 +648,6 @@ impl<S: Read + Write> Client<S> {
                     head: String::new(),
                     body: self.rest.clone(),
                 };
-            }
-        }
-    }
-
-    /// A chunked body, as far as it arrives.
-    #[track_caller]
-    fn chunks(&mut self) -> Vec<u8> {
-        let mut body = Vec::new();
-        loop {
-            let Some(end) = self.rest.windows(2).position(|w| w == b"\r\n") else {
-                if self.fill() == 0 {
-                    return body;
-                }
-                continue;
-            };
-            let digits = str::from_utf8(&self.rest[..end]).expect("a chunk's size should be text");
-            let size = usize::from_str_radix(digits, 16).expect("a chunk should have its size");
-            let whole = end + 2 + size + 2;
-            while self.rest.len() < whole && self.fill() > 0 {}
-            body.extend_from_slice(&self.rest[end + 2..(end + 2 + size).min(self.rest.len())]);
-            self.rest.drain(..whole.min(self.rest.len()));
-            if size == 0 {
-                return body;
             }
         }
     }

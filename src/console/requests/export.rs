@@ -1,8 +1,8 @@
-//! Downloads of ledger rows and of totals, made piece by piece as the client reads them.
+//! Exports of ledger rows and of totals. What is too long for one response is a command's work.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::console::{
     layout,
@@ -11,13 +11,18 @@ use crate::console::{
 };
 use crate::database::DatabaseError;
 use crate::http::Response;
-use crate::http::response::{BodyStream, BodyStreamError};
 use crate::ledger::{LedgerRow, RowFilter, Span, Sums};
 use crate::store::Store;
 use crate::text::{cells, csv_line};
 use crate::when::{self, Range};
 
-const ROWS_PER_PIECE: usize = 500;
+/// The most lines of an export, which is a response of some 4 MB.
+const MAX_LINES: usize = 10_000;
+
+/// A search for rare rows among many holds a thread of the console for this long.
+const LONGEST_SEARCH: Duration = Duration::from_secs(5);
+
+const ROWS_PER_READ: usize = 500;
 
 const TOTALS_COLUMNS: [&str; 9] = [
     "day",
@@ -31,102 +36,81 @@ const TOTALS_COLUMNS: [&str; 9] = [
     "unmeasured",
 ];
 
-/// The most exports in progress: each holds a piece in memory.
-const MAX_EXPORTS: usize = 4;
-
-/// The next piece of a download, empty if nothing was found yet; `None` at the end.
-type NextPiece = Result<Option<String>, DatabaseError>;
-
-struct Download<F> {
-    next_piece: F,
-    /// The number of downloads in progress, this one included.
-    running: Arc<AtomicUsize>,
-}
-
-impl<F> Drop for Download<F> {
-    fn drop(&mut self) {
-        self.running.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-impl<F: FnMut() -> NextPiece + Send> BodyStream for Download<F> {
-    fn next(&mut self) -> Result<Option<Vec<u8>>, BodyStreamError> {
-        let piece = (self.next_piece)().map_err(|error| {
-            log::error!("console, export: {error}");
-            BodyStreamError
-        })?;
-        Ok(piece.map(String::into_bytes))
-    }
-}
-
 /// A spreadsheet reads a CSV file as UTF-8 if it begins with this.
 const BYTE_ORDER_MARK: &str = "\u{feff}";
 
 pub fn rows(operator: &Operator, is_json: bool) -> PageResult {
-    let (extension, opening) = if is_json {
-        ("json", "[".into())
-    } else {
-        (
-            "csv",
-            BYTE_ORDER_MARK.to_owned() + &LedgerRow::csv_heading(),
-        )
-    };
     let store = &operator.console.store;
     let view = UsageView::from_request(operator, &store.keys.list()?)?;
-    let pieces = row_pieces(Arc::clone(store), view.row_filter(), is_json);
-    start(operator, &view, "usage", extension, opening, pieces)
+    // The command's own limit is 100 rows; this is its highest.
+    let (format, command) = if is_json {
+        ("json", "usage list --limit 100000 --json")
+    } else {
+        ("csv", "usage list --limit 100000 --csv")
+    };
+    export(operator, &view, "usage", format, command, |deadline| {
+        let lines = row_lines(store, &view.row_filter(), is_json, deadline)?;
+        Ok(lines.map(|lines| match is_json {
+            true => format!("[{lines}\n]\n"),
+            false => LedgerRow::csv_heading() + &lines,
+        }))
+    })
 }
 
-/// Makes the pieces of the export, one at each call.
-fn row_pieces(store: Arc<Store>, filter: RowFilter, is_json: bool) -> impl FnMut() -> NextPiece {
-    let (mut after, mut is_done, mut separator) = (None, false, "");
-    move || {
-        if is_done {
-            return Ok(None);
-        }
+/// The lines of an export of rows; `None` if there are too many or the search takes too long.
+fn row_lines(
+    store: &Store,
+    filter: &RowFilter,
+    is_json: bool,
+    deadline: Instant,
+) -> Result<Option<String>, DatabaseError> {
+    let (mut text, mut lines, mut after) = (String::new(), 0, None);
+    loop {
         let listing = store
             .ledger
-            .oldest(&filter, after.as_deref(), ROWS_PER_PIECE)?;
-        let mut piece = String::new();
+            .oldest(filter, after.as_deref(), ROWS_PER_READ)?;
         for row in &listing.rows {
             if is_json {
+                let separator = if text.is_empty() { "\n" } else { ",\n" };
                 let row = serde_json::to_string(row).expect("a row should have its JSON");
-                piece += &format!("{separator}\n{row}");
-                separator = ",";
+                text.extend([separator, &row]);
             } else {
-                piece += &row.csv_line();
+                text += &row.csv_line();
             }
         }
-        is_done = listing.next.is_none();
+        lines += listing.rows.len();
         after = listing.next;
-        if is_done && is_json {
-            piece += "\n]\n";
+        if lines > MAX_LINES || (after.is_some() && Instant::now() >= deadline) {
+            return Ok(None);
         }
-        // A search for rare rows has empty pieces, so that it does not hold a thread until it finds
-        // one.
-        Ok(Some(piece))
+        if after.is_none() {
+            return Ok(Some(text));
+        }
     }
 }
 
-/// The totals by key and day, for billing. A piece is a day, so that the memory does not grow with
-/// the range.
+/// The totals by key and day, for billing.
 pub fn totals(operator: &Operator) -> PageResult {
-    let console = operator.console;
-    let keys = console.store.keys.list()?;
+    let store = &operator.console.store;
+    let keys = store.keys.list()?;
     let view = UsageView::from_request(operator, &keys)?;
-    // Before the first piece: a download that has begun can't be refused.
-    console.store.ledger.check_rows_of(view.range)?;
-    let heading = BYTE_ORDER_MARK.to_owned() + &csv_line(&TOTALS_COLUMNS.map(String::from));
+    store.ledger.check_rows_of(view.range)?;
     let names = keys.into_iter().map(|key| (key.id, key.name)).collect();
-    let (store, asked) = (Arc::clone(&console.store), view.clone());
-    let mut next = view.range.since;
-    start(operator, &view, "totals", "csv", heading, move || {
-        let (since, until) = (next, asked.range.until);
-        if since >= until {
-            return Ok(None);
+    let command = "usage --by day,key --csv";
+    export(operator, &view, "totals", "csv", command, |deadline| {
+        let mut text = csv_line(&TOTALS_COLUMNS.map(String::from));
+        let (mut lines, mut since) = (0, view.range.since);
+        while since < view.range.until {
+            let until = when::interval_end(since, when::DAY).min(view.range.until);
+            let day = day_lines(store, &view, &names, Range { since, until })?;
+            lines += day.len();
+            if lines > MAX_LINES || Instant::now() >= deadline {
+                return Ok(None);
+            }
+            text.extend(day);
+            since = until;
         }
-        next = when::interval_end(since, when::DAY).min(until);
-        day_lines(&store, &asked, &names, Range { since, until: next }).map(Some)
+        Ok(Some(text))
     })
 }
 
@@ -136,7 +120,7 @@ fn day_lines(
     view: &UsageView,
     names: &BTreeMap<String, String>,
     day: Range,
-) -> Result<String, DatabaseError> {
+) -> Result<Vec<String>, DatabaseError> {
     let matching = view.matching();
     let mut by_key: BTreeMap<String, Sums> = BTreeMap::new();
     store.ledger.figures(Span::Day, day, view.filter(), |row| {
@@ -154,65 +138,77 @@ fn day_lines(
     Ok(by_key.into_iter().map(line).collect())
 }
 
-/// Begins a download. `next_piece` makes the rest of it.
-fn start(
+/// Answers with the text that `write` makes before its deadline. Refuses another export meanwhile,
+/// because each is in memory, and names the command for what `write` can't make.
+fn export(
     operator: &Operator,
     view: &UsageView,
     name: &str,
-    extension: &str,
-    opening: String,
-    next_piece: impl FnMut() -> NextPiece + Send + 'static,
+    format: &str,
+    command: &str,
+    write: impl FnOnce(Instant) -> Result<Option<String>, DatabaseError>,
 ) -> PageResult {
     if !view.key_text.is_empty() {
         return Err(PageError::AmbiguousKey);
     }
-    if operator.request.http.head.needs_keep_alive_header {
-        // HTTP/1.0 has no chunked encoding.
-        return Err(PageError::Method);
+    let exports = &operator.console.exports;
+    let permit = Arc::clone(exports);
+    // The console's own, and this one.
+    if Arc::strong_count(exports) > 2 {
+        return Err(PageError::TooManyExports);
     }
-    let running = Arc::clone(&operator.console.exports);
-    let more = |count| (count < MAX_EXPORTS).then_some(count + 1);
-    running
-        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
-        .map_err(|_| PageError::TooManyExports)?;
-    let rest = Download {
-        next_piece,
-        running,
+    let Some(text) = write(Instant::now() + LONGEST_SEARCH)? else {
+        let is_local = operator.request.http.client.is_local();
+        let arguments = format!("{command}{}", options(view));
+        let command = operator.console.config.command(&arguments, is_local);
+        return Err(PageError::LargeExport(command));
     };
-    let content_type = if extension == "json" {
-        "application/json"
-    } else {
-        "text/csv; charset=utf-8"
+    let (content_type, mark) = match format {
+        "json" => ("application/json", ""),
+        _ => ("text/csv; charset=utf-8", BYTE_ORDER_MARK),
     };
     let [from, to] = view.dates().map(|time| time.replace(':', ""));
-    let mut response = layout::headers(Response::new(200, content_type, opening.into_bytes()))
-        .with(
-            "content-disposition",
-            format!("attachment; filename=\"adriaticum-{name}-{from}-to-{to}.{extension}\""),
-        );
-    response.rest = Some(Box::new(rest));
+    let body = [mark, &text].concat().into_bytes();
+    let mut response = layout::headers(Response::new(200, content_type, body)).with(
+        "content-disposition",
+        format!("attachment; filename=\"adriaticum-{name}-{from}-to-{to}.{format}\""),
+    );
+    response.permit = Some(permit);
     Ok(response)
+}
+
+/// The options of the commands for a view. They have none for its outcome, cause and durations.
+fn options(view: &UsageView) -> String {
+    let [since, until] = view.range.bounds();
+    let mut options = format!(" --since {since} --until {until}");
+    let quoted = |text: &str| format!("'{}'", text.replace('\'', r"'\''"));
+    for (option, value) in [("key", &view.key), ("gateway", &view.gateway)] {
+        if let Some(value) = value {
+            options += &format!(" --{option} {}", quoted(value));
+        }
+    }
+    options
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::console::usage::view::tests::view;
     use crate::ledger::{Matching, SEARCHED_ROWS};
     use crate::store::tests::Temporary;
 
-    /// An export of few rows among many held one of the console's two threads until it found the
-    /// first.
-    #[test]
-    fn a_piece_takes_one_search() {
-        let temporary = Temporary::sqlite();
-        let rows = 2 * SEARCHED_ROWS + 1;
+    /// Inserts rows of a second, of which the last is slow.
+    fn insert(temporary: &Temporary, rows: usize) {
         temporary.store.tamper(&format!(
             "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {rows})
              INSERT INTO usage (request_id, key_id, key_name, created, status, duration_ms)
              SELECT printf('chatcmpl_%012x%020x', 150000, i), 'key_1', 'x', 150, 200,
              CASE i WHEN {rows} THEN 9000 ELSE 1 END FROM n"
         ));
-        let filter = RowFilter {
+    }
+
+    fn filter(least_ms: Option<u32>) -> RowFilter {
+        RowFilter {
             range: Range {
                 since: 100,
                 until: 200,
@@ -221,14 +217,52 @@ mod tests {
             gateway: None,
             matching: Matching::Anything,
             cause: None,
-            least_ms: Some(5000),
+            least_ms,
             most_ms: None,
-        };
-        let mut next_piece = row_pieces(Arc::new(temporary.open_again()), filter, false);
-        let mut lines = Vec::new();
-        while let Some(piece) = next_piece().expect("a piece") {
-            lines.push(piece.matches('\n').count());
         }
-        assert_eq!(lines, [0, 0, 1]);
+    }
+
+    #[test]
+    fn an_export_has_a_bound() {
+        let temporary = Temporary::sqlite();
+        insert(&temporary, MAX_LINES);
+        let lines = || {
+            let deadline = Instant::now() + LONGEST_SEARCH;
+            let lines = row_lines(&temporary.store, &filter(None), false, deadline);
+            lines.expect("rows").map(|text| text.lines().count())
+        };
+        assert_eq!(lines(), Some(MAX_LINES));
+        temporary.store.tamper(
+            "INSERT INTO usage (request_id, key_id, key_name, created, status)
+             VALUES ('chatcmpl_000000024abc', 'key_1', 'x', 150, 200)",
+        );
+        assert_eq!(lines(), None);
+    }
+
+    /// An export of few rows among many held one of the console's two threads until it found the
+    /// first.
+    #[test]
+    fn a_search_for_rare_rows_ends_in_time() {
+        let temporary = Temporary::sqlite();
+        insert(&temporary, 2 * SEARCHED_ROWS as usize + 1);
+        let slow = filter(Some(5000));
+        for (time, expected) in [(LONGEST_SEARCH, Some(1)), (Duration::ZERO, None)] {
+            let lines = row_lines(&temporary.store, &slow, false, Instant::now() + time);
+            let found = lines.expect("rows").map(|text| text.lines().count());
+            assert_eq!(found, expected);
+        }
+    }
+
+    #[test]
+    fn a_command_has_the_filters_that_it_knows() {
+        let check = |query, expected| assert_eq!(options(&view(query)), expected, "{query}");
+        check(
+            "range=7d&outcome=failed",
+            " --since 2026-01-09 --until 2026-01-15",
+        );
+        check(
+            "from=2026-01-14T13:00&to=2026-01-15T00:30&gateway=it's",
+            " --since 2026-01-14T13:00Z --until 2026-01-15T00:30Z --gateway 'it'\\''s'",
+        );
     }
 }

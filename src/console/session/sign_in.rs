@@ -120,7 +120,7 @@ pub fn form(console: &Console, request: &PageRequest, refused: Option<(u16, Mark
                 button.primary type="submit" { "Sign in" }
             }
             p.muted {
-                "Forgotten? The operator can set a new one: " code.text { (console.config.password_command(request.http.client.is_local())) }
+                "Forgotten? The operator can set a new one: " code.text { (console.config.command("console password", request.http.client.is_local())) }
             }
         }
     };

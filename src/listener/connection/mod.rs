@@ -4,13 +4,14 @@ mod receiving;
 
 use std::io;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::admission::{Admission, PendingRequest};
 use super::limits::Limits;
 use super::socket::InboundStream;
 use super::tls::TlsSession;
-use crate::http::response::{BodyStream, ConnectionHeader, Response};
+use crate::http::response::{ConnectionHeader, Response};
 use crate::http::{ClientInfo, Malformed, Reader, RequestHead};
 
 pub(super) struct InboundConnection {
@@ -24,9 +25,6 @@ pub(super) struct InboundConnection {
     reader: Reader,
     /// The decision from the head of the request whose body is being read.
     admitted: Option<(ClientInfo, Admission)>,
-    /// Bytes after a complete request: the beginning of the next. They came with one read, so they
-    /// are no more than a head.
-    unread: Vec<u8>,
     /// The responses that only a head was needed for.
     head_responses: usize,
     /// The socket may hold bytes. Events are edge-triggered, so this has to be remembered.
@@ -47,12 +45,12 @@ enum Phase {
     Draining { left: usize },
 }
 
-/// A response, or a piece of one, and how much of it is sent.
+/// A response, and how much of it is sent.
 pub(super) struct Outgoing {
     pub bytes: Vec<u8>,
     pub sent: usize,
-    /// Makes the next piece once this one is sent.
-    pub rest: Option<Box<dyn BodyStream>>,
+    /// Dropped once the response is sent.
+    pub _permit: Option<Arc<()>>,
     pub header: ConnectionHeader,
 }
 
@@ -61,7 +59,7 @@ impl Outgoing {
         Self {
             bytes,
             sent: 0,
-            rest: None,
+            _permit: None,
             header,
         }
     }
@@ -84,7 +82,7 @@ impl Outgoing {
         let is_head = head.method() == "HEAD";
         let bytes = response.encode(header, is_head);
         Self {
-            rest: response.rest.filter(|_| !is_head),
+            _permit: response.permit,
             ..Self::new(bytes, header)
         }
     }
@@ -123,8 +121,6 @@ pub(super) enum TurnResult {
     Request(Box<PendingRequest>),
     /// The head was enough for a response.
     Response(Outgoing),
-    /// A piece of a long response is sent; the next one has to be made.
-    Next(Box<dyn BodyStream>, ConnectionHeader),
     Malformed(Malformed),
     Gone,
 }
@@ -151,7 +147,6 @@ impl InboundConnection {
             deadline: Some(Instant::now() + limits.idle_time),
             reader: Reader::default(),
             admitted: None,
-            unread: Vec::new(),
             head_responses: 0,
             readable: false,
             read_closed: false,
@@ -195,12 +190,10 @@ impl InboundConnection {
     /// Drops the bytes of a request that is refused before it is complete.
     pub fn forget_request(&mut self) {
         self.reader = Reader::default();
-        self.unread = Vec::new();
     }
 
     pub fn is_idle(&self) -> bool {
         matches!(self.phase, Phase::Reading)
-            && self.unread.is_empty()
             && self.reader.is_between_requests()
             && !self.is_handshaking()
     }
@@ -250,7 +243,7 @@ impl InboundConnection {
             Phase::Reading | Phase::Working | Phase::Draining { .. } => 0,
         };
         let tls = self.tls.as_ref().map_or(0, |session| session.held_bytes());
-        self.reader.held_bytes() + self.unread.capacity() + response + tls
+        self.reader.held_bytes() + response + tls
     }
 
     /// Ends the TLS session of an idle connection, which is about to be closed.
@@ -284,13 +277,14 @@ impl InboundConnection {
         if outgoing.sent < outgoing.bytes.len() || !is_flushed {
             return Err(TurnResult::Waiting);
         }
-        if let Some(rest) = outgoing.rest.take() {
-            return Err(TurnResult::Next(rest, outgoing.header));
-        }
         match outgoing.header {
             ConnectionHeader::Omitted | ConnectionHeader::KeepAlive => {
                 self.phase = Phase::Reading;
-                self.deadline = Some(Instant::now() + limits.idle_time);
+                let time = match self.reader.is_between_requests() {
+                    true => limits.idle_time,
+                    false => limits.request_time,
+                };
+                self.deadline = Some(Instant::now() + time);
             }
             ConnectionHeader::Close => {
                 // What still comes is not decrypted.

@@ -19,31 +19,19 @@ impl InboundConnection {
         if turn.left == 0 {
             return TurnResult::TurnOver;
         }
+        let mut was_between = self.reader.is_between_requests();
         loop {
-            let earlier = mem::take(&mut self.unread);
-            let mut input = if earlier.is_empty() {
-                match self.fill(turn) {
-                    Ok(count) => &turn.scratch[..count],
-                    Err(end) => return end,
-                }
-            } else {
-                &earlier[..]
-            };
-            let was_between = self.reader.is_between_requests();
             let mut client = ClientInfo {
                 peer: self.peer,
                 proxied: false,
                 secure: self.tls.is_some(),
             };
-            let mut step = self.reader.push(&mut input);
+            let mut step = self.reader.step();
             if let Ok(ReadStep::Head) = step {
                 match (turn.admit)(&mut client, self.reader.head()) {
                     Ok(admission) => self.admitted = Some((client, admission)),
                     Err(response) => {
-                        let (head, is_body_skipped) = self.reader.refuse(&mut input);
-                        if is_body_skipped {
-                            self.unread = input.to_vec();
-                        }
+                        let (head, is_body_skipped) = self.reader.refuse();
                         self.head_responses += 1;
                         let is_last = turn.stopping || self.head_responses >= MAX_HEAD_RESPONSES;
                         // If the body has not come whole, the beginning of the next request is
@@ -56,13 +44,12 @@ impl InboundConnection {
                         ));
                     }
                 }
-                step = self.reader.push(&mut input);
+                step = self.reader.step();
             }
             match step {
                 Err(malformed) => return TurnResult::Malformed(malformed),
                 Ok(ReadStep::Head) => unreachable!("a body or its end follows a head"),
                 Ok(ReadStep::Request(request)) => {
-                    self.unread = input.to_vec();
                     let (client, admission) = self
                         .admitted
                         .take()
@@ -78,6 +65,11 @@ impl InboundConnection {
                     if self.reader.take_continue() {
                         // Best effort: a client that can't take it now will send its body anyway.
                         let _ = self.write(CONTINUE);
+                    }
+                    was_between = self.reader.is_between_requests();
+                    match self.fill(turn) {
+                        Ok(count) => self.reader.append(&turn.scratch[..count]),
+                        Err(end) => return end,
                     }
                 }
             }

@@ -8,7 +8,7 @@ use crate::http::response::ConnectionHeader;
 use crate::listener::admission::{Destination, PendingRequest};
 use crate::listener::connection::Outgoing;
 use crate::listener::load::LoadEvent;
-use crate::listener::queue::{Job, Work};
+use crate::listener::queue::Job;
 use crate::listener::service::Service;
 
 impl<S: Service> EventLoop<S> {
@@ -53,7 +53,7 @@ impl<S: Service> EventLoop<S> {
         let job = Job {
             connection: index,
             lane,
-            work: Work::Request(pending),
+            pending,
         };
         let bytes = job.bytes();
         let own = queue.lane_bytes(&job.lane) + bytes;

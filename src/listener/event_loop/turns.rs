@@ -7,7 +7,6 @@ use super::EventLoop;
 use crate::error::{Failure, FailureCause};
 use crate::http::{ClientInfo, RequestHead};
 use crate::listener::connection::{Turn, TurnResult};
-use crate::listener::queue::{Job, Work};
 use crate::listener::service::Service;
 
 /// The bytes that a connection may read before the others have their turn.
@@ -92,17 +91,6 @@ impl<S: Service> EventLoop<S> {
                         None,
                         Failure::invalid(FailureCause::Http, malformed.0),
                     );
-                }
-                // A stop does not wait for downloads: one may take hours.
-                TurnResult::Next(..) if stopping => return self.close(index),
-                TurnResult::Next(rest, header) => {
-                    entry.connection.begin_working();
-                    // Each connection has at most one in the queue.
-                    self.state.console.push(Job {
-                        connection: index,
-                        lane: Some("pieces".into()),
-                        work: Work::Piece(rest, header),
-                    });
                 }
                 TurnResult::Response(outgoing) => {
                     // One response a turn: a client that pipelines such requests gets no more of

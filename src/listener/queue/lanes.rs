@@ -3,7 +3,6 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use crate::http::response::{BodyStream, ConnectionHeader};
 use crate::listener::admission::PendingRequest;
 use crate::network::ClientNetwork;
 
@@ -18,24 +17,12 @@ pub type LaneName = Option<Arc<str>>;
 pub struct Job {
     pub connection: usize,
     pub lane: LaneName,
-    pub work: Work,
-}
-
-pub enum Work {
-    /// Responds to a complete request.
-    Request(Box<PendingRequest>),
-    /// Makes the next piece of a long response.
-    Piece(Box<dyn BodyStream>, ConnectionHeader),
+    pub pending: Box<PendingRequest>,
 }
 
 impl Job {
-    /// Its request. A piece of a response that has begun has none: it is never shed, and nothing is
-    /// shed for it.
     pub fn pending(&self) -> Option<&PendingRequest> {
-        match &self.work {
-            Work::Request(pending) => Some(pending),
-            Work::Piece(..) => None,
-        }
+        Some(&self.pending)
     }
 
     pub fn is_exclusive(&self) -> bool {

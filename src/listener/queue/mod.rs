@@ -5,7 +5,7 @@ mod lanes;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-pub(super) use self::lanes::{Capacity, Job, LaneName, MAX_CACHED, Work};
+pub(super) use self::lanes::{Capacity, Job, LaneName, MAX_CACHED};
 
 use self::lanes::{LaneState, QueueState};
 use crate::mutex::lock;
@@ -203,17 +203,8 @@ pub(super) mod tests {
     use std::thread;
 
     use super::*;
-    use crate::http::response::{BodyStream, BodyStreamError, ConnectionHeader};
     use crate::http::{ClientInfo, Request, RequestHead};
     use crate::listener::{Admission, Destination, PendingRequest};
-
-    struct NoPieces;
-
-    impl BodyStream for NoPieces {
-        fn next(&mut self) -> Result<Option<Vec<u8>>, BodyStreamError> {
-            Ok(None)
-        }
-    }
 
     /// A request that is known by the number of its connection.
     pub fn job(connection: usize, admission: Admission) -> Job {
@@ -226,7 +217,7 @@ pub(super) mod tests {
         Job {
             connection,
             lane: admission.lane.clone(),
-            work: Work::Request(Box::new(PendingRequest::new(request, admission))),
+            pending: Box::new(PendingRequest::new(request, admission)),
         }
     }
 
@@ -403,24 +394,6 @@ pub(super) mod tests {
         let mut pool = TestPool::new(3, 2);
         (1..=6).for_each(|number| pool.push(in_lane("a"), number));
         assert_eq!(pool.shed, [6], "three are about to run, and two wait");
-    }
-
-    #[test]
-    fn what_has_begun_is_not_shed_and_sheds_nothing() {
-        let mut pool = TestPool::for_console(1, 4);
-        let piece = |connection| Job {
-            connection,
-            lane: Some("pieces".into()),
-            work: Work::Piece(Box::new(NoPieces), ConnectionHeader::Close),
-        };
-        pool.push_job(piece(0));
-        pool.settle();
-        (1..=4).for_each(|number| pool.push(in_lane("x"), number));
-        (11..=16).for_each(|number| pool.push_job(piece(number)));
-        assert!(pool.shed.is_empty());
-        pool.push(in_lane("y"), 21);
-        assert_eq!(pool.shed, [4], "one makes room for another");
-        assert_eq!(pool.order(), [0, 1, 11, 21, 2, 12, 3, 13, 14, 15, 16]);
     }
 
     #[test]
