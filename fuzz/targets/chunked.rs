@@ -2,8 +2,7 @@
 
 #![no_main]
 
-use adriaticum::http::MAX_BODY;
-use adriaticum::http::body::{Body, Framing, BodyProgress};
+use adriaticum::http::{MAX_BODY, ReadStep, Reader};
 use libfuzzer_sys::fuzz_target;
 
 /// The content, and what follows the body. It is more lenient than the reader has to be.
@@ -29,19 +28,20 @@ fn line<'a>(wire: &mut &'a [u8]) -> Option<&'a [u8]> {
     Some(line)
 }
 
-/// The content, and what follows the body; `None` if it is not complete or not accepted.
-fn read(wire: &[u8], size: usize) -> Option<(Vec<u8>, &[u8])> {
-    let mut body = Body::new(Framing::Chunked);
-    let mut start = 0;
+/// The content, and how many bytes of the wire were read; `None` if the body is not complete or not accepted.
+fn read(wire: &[u8], size: usize) -> Option<(Vec<u8>, usize)> {
+    let mut reader = Reader::default();
+    reader.append(b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n");
+    assert!(matches!(reader.step(), Ok(ReadStep::Head)));
+    let mut read = 0;
     for piece in wire.chunks(size) {
-        let mut input = piece;
-        let progress = body.push(&mut input).ok()?;
-        assert!(body.held_bytes() <= 2 * MAX_BODY, "it holds {}", body.held_bytes());
-        start += piece.len() - input.len();
-        match progress {
-            BodyProgress::Complete => return Some((body.into_content(), &wire[start..])),
-            BodyProgress::TooLarge => return None,
-            BodyProgress::Incomplete => assert!(input.is_empty(), "it stopped before the end"),
+        reader.append(piece);
+        read += piece.len();
+        assert!(reader.held_bytes() <= 2 * MAX_BODY, "it holds {}", reader.held_bytes());
+        match reader.step().ok()? {
+            ReadStep::More => {}
+            ReadStep::Head => unreachable!("a body follows"),
+            ReadStep::Request(request) => return Some((request.body?, read)),
         }
     }
     None
@@ -51,10 +51,12 @@ fuzz_target!(|data: &[u8]| {
     let Some((&size, wire)) = data.split_first() else {
         return;
     };
-    let accepted = read(wire, usize::MAX);
-    assert_eq!(accepted, read(wire, usize::from(size).max(1)), "in pieces");
-    if let Some((content, rest)) = accepted {
+    let whole = read(wire, 16 * 1024).map(|(content, _)| content);
+    let pieces = read(wire, usize::from(size).max(1)).map(|(content, _)| content);
+    assert_eq!(whole, pieces, "in pieces");
+    if let Some((content, length)) = read(wire, 1) {
         assert!(content.len() <= MAX_BODY);
-        assert_eq!(decode(wire), Some((content, rest)));
+        // Byte by byte, nothing after the body was read.
+        assert_eq!(decode(wire), Some((content, &wire[length..])));
     }
 });

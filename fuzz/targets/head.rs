@@ -2,17 +2,21 @@
 
 #![no_main]
 
-use adriaticum::http::{RequestHead, MAX_HEAD};
+use adriaticum::http::{MAX_HEAD, ReadStep, Reader};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     if bytes.len() > MAX_HEAD {
         return;
     }
-    let Ok(head) = RequestHead::parse(bytes) else {
+    let mut reader = Reader::default();
+    reader.append(bytes);
+    let Ok(ReadStep::Head) = reader.step() else {
         return;
     };
+    let head = reader.head();
     let text = String::from_utf8_lossy(bytes);
+    let text = text.trim_start_matches("\r\n");
     let token = |name: &str| {
         !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b))
     };

@@ -6,7 +6,7 @@ use adriaticum::http::{MAX_BODY, MAX_HEAD, Malformed, Reader, ReadStep};
 use libfuzzer_sys::fuzz_target;
 
 /// What a connection came to: its requests, and how it ended.
-#[derive(Debug, PartialEq)]
+#[derive(Debug)]
 struct Story {
     requests: Vec<(String, String, String, Option<Vec<u8>>)>,
     end: Option<Malformed>,
@@ -15,15 +15,13 @@ struct Story {
 fn read<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Story {
     let mut reader = Reader::default();
     let mut story = Story { requests: Vec::new(), end: None };
-    for mut input in pieces {
+    for piece in pieces {
+        reader.append(piece);
         loop {
-            let step = reader.push(&mut input);
-            assert!(reader.held_bytes() <= MAX_BODY + 2 * MAX_HEAD + 4096, "it holds {}", reader.held_bytes());
+            let step = reader.step();
+            assert!(reader.held_bytes() <= MAX_BODY + 8 * MAX_HEAD, "it holds {}", reader.held_bytes());
             match step {
-                Ok(ReadStep::More) => {
-                    assert!(input.is_empty(), "it stopped before the end and has no request");
-                    break;
-                }
+                Ok(ReadStep::More) => break,
                 Ok(ReadStep::Head) => {}
                 Ok(ReadStep::Request(request)) => {
                     let parts = [request.head.method(), request.head.host(), request.head.path()];
@@ -50,7 +48,10 @@ fuzz_target!(|data: &[u8]| {
     let Some((&size, wire)) = data.split_first() else {
         return;
     };
-    let whole = read(std::iter::once(wire));
+    // A connection reads at most 16 KiB at once.
+    let whole = read(wire.chunks(MAX_HEAD));
     let pieces = read(wire.chunks(usize::from(size).max(1)));
-    assert_eq!(whole, pieces);
+    assert_eq!(whole.requests, pieces.requests);
+    // In smaller pieces a fault is found with the end of its line, which may not have come.
+    assert!(whole.end.is_some() || pieces.end.is_none());
 });
