@@ -28,8 +28,8 @@ const MALFORMED_HOST: Malformed =
 pub struct RequestHead {
     method: Method,
     target: Uri,
-    /// The Host header, unless it is empty.
-    host: Option<Authority>,
+    /// Of the target if it is an address, else of the Host header; `None` if that is empty.
+    authority: Option<Authority>,
     headers: HeaderMap,
     pub framing: Framing,
     /// The client may send another request on this connection.
@@ -39,8 +39,8 @@ pub struct RequestHead {
     pub needs_keep_alive_header: bool,
     /// The client waits for `100 Continue` before it sends the body.
     pub expects_continue: bool,
-    /// The length of the head on the wire.
-    length: usize,
+    /// The length on the wire.
+    pub(super) length: usize,
 }
 
 /// The framing of a body, from its head.
@@ -51,9 +51,8 @@ pub enum Framing {
 }
 
 impl RequestHead {
-    /// Reads the head that `bytes` begin with. Returns its length too, or `None` if it is not
-    /// complete.
-    pub(super) fn read(bytes: &[u8]) -> Result<Option<(Self, usize)>, Malformed> {
+    /// Reads the head that `bytes` begin with; `None` if it is not complete.
+    pub(super) fn read(bytes: &[u8]) -> Result<Option<Self>, Malformed> {
         let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
         let mut parsed = httparse::Request::new(&mut headers);
         let within_bound = &bytes[..bytes.len().min(MAX_HEAD)];
@@ -79,9 +78,7 @@ impl RequestHead {
             ));
         }
         match status {
-            Status::Complete(_) => {
-                Self::from_parsed(&parsed, length).map(|head| Some((head, length)))
-            }
+            Status::Complete(_) => Self::from_parsed(&parsed, length).map(Some),
             Status::Partial if bytes.len() > MAX_HEAD => {
                 Err(Malformed("The head of the request is larger than 16 KiB."))
             }
@@ -108,8 +105,8 @@ impl RequestHead {
         let target = Uri::try_from(parsed.path.unwrap_or_default()).map_err(|_| {
             Malformed("The request's target is malformed, or it is an address that names no host.")
         })?;
-        let authority = target.authority().or(host.as_ref());
-        if authority.is_some_and(|authority| split_authority(authority).is_none()) {
+        let mut named = target.authority().into_iter().chain(&host);
+        if named.any(|authority| split_authority(authority).is_none()) {
             return Err(MALFORMED_HOST);
         }
 
@@ -124,8 +121,8 @@ impl RequestHead {
             needs_keep_alive_header: !http11,
             expects_continue: http11 && has("expect", b"100-continue"),
             method,
+            authority: target.authority().cloned().or(host),
             target,
-            host,
             headers,
             length,
         })
@@ -145,17 +142,15 @@ impl RequestHead {
         self.target.query().unwrap_or_default()
     }
 
-    /// The host that the request is for, with the port if one was named. That of an absolute target
-    /// is the request's.
+    /// The host that the request is for, with the port if one was named.
     pub fn authority(&self) -> &str {
-        let authority = self.target.authority().or(self.host.as_ref());
-        authority.map_or("", Authority::as_str)
+        self.authority.as_ref().map_or("", Authority::as_str)
     }
 
     /// The host that the request is for, without the port; an IPv6 address without its brackets.
     pub fn host(&self) -> &str {
-        let authority = self.target.authority().or(self.host.as_ref());
-        authority
+        self.authority
+            .as_ref()
             .and_then(split_authority)
             .map_or("", |(host, _)| host)
     }
@@ -304,8 +299,8 @@ mod tests {
         /// A head that is known to be complete.
         pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
             check_beginning(bytes)?;
-            let (head, length) = Self::read(bytes)?.expect("a complete head");
-            assert_eq!(length, bytes.len(), "one head");
+            let head = Self::read(bytes)?.expect("a complete head");
+            assert_eq!(head.length, bytes.len(), "one head");
             Ok(head)
         }
     }
@@ -422,6 +417,7 @@ mod tests {
             refused(&format!("GET {target} HTTP/1.1\nHost: h"), word);
         }
         refused("GET http://h/x HTTP/1.1", "no Host");
+        refused("GET http://h/x HTTP/1.1\nHost: user@h", "host");
     }
 
     #[test]

@@ -29,13 +29,17 @@ pub struct Reader {
     searched: usize,
     /// The empty lines that came before the head.
     empty_lines: u8,
-    /// The head of the request whose body is being read.
-    current: Option<(RequestHead, ChunkDecoder)>,
+    /// The head of the request whose body is being read. A box, because most connections are idle.
+    current: Option<Box<(RequestHead, ChunkDecoder)>>,
     /// A client waits for `100 Continue`, which was not sent yet.
     continue_due: bool,
 }
 
 /// The result of reading some bytes.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a request is moved once, to its box"
+)]
 pub enum ReadStep {
     /// More bytes are needed.
     More,
@@ -59,7 +63,7 @@ impl Reader {
     pub fn append(&mut self, bytes: &[u8]) {
         let (length, capacity) = (self.buffer.len(), self.buffer.capacity());
         if bytes.len() > capacity - length {
-            let framing = self.current.as_ref().map(|(head, _)| head.framing);
+            let framing = self.current.as_deref().map(|(head, _)| head.framing);
             let most = match framing {
                 Some(Framing::Length(declared)) => declared as usize,
                 Some(Framing::Chunked) | None => MAX_BODY,
@@ -91,7 +95,7 @@ impl Reader {
 
     /// The head that was read last, until its request is complete.
     pub fn head(&self) -> &RequestHead {
-        let current = self.current.as_ref();
+        let current = self.current.as_deref();
         current
             .map(|(head, _)| head)
             .expect("only a complete head is asked for")
@@ -120,7 +124,7 @@ impl Reader {
 
     /// The memory that it holds.
     pub fn held_bytes(&self) -> usize {
-        let head = self.current.as_ref();
+        let head = self.current.as_deref();
         self.buffer.capacity() + head.map_or(0, |(head, _)| head.held_bytes())
     }
 
@@ -153,19 +157,20 @@ impl Reader {
         if !has_new_line && self.buffer.len() <= MAX_HEAD {
             return Ok(ReadStep::More);
         }
-        let Some((head, length)) = RequestHead::read(&self.buffer)? else {
+        let Some(head) = RequestHead::read(&self.buffer)? else {
             return Ok(ReadStep::More);
         };
-        self.cut(length);
+        self.cut(head.length);
         self.searched = 0;
         self.empty_lines = 0;
         self.continue_due = head.expects_continue;
-        self.current = Some((head, ChunkDecoder::default()));
+        self.current = Some(Box::new((head, ChunkDecoder::default())));
         Ok(ReadStep::Head)
     }
 
     fn read_body(&mut self) -> Result<BodyProgress, Malformed> {
-        let (head, chunks) = self.current.as_mut().expect("a body follows a head");
+        let current = self.current.as_deref_mut();
+        let (head, chunks) = current.expect("a body follows a head");
         match head.framing {
             Framing::Length(length) if length > MAX_BODY as u64 => Ok(BodyProgress::TooLarge),
             Framing::Length(length) if length > self.buffer.len() as u64 => {
@@ -181,7 +186,8 @@ impl Reader {
         // A client that has sent the whole body does not wait for 100 Continue, and one that is
         // refused does not get it.
         self.continue_due = false;
-        let (head, _) = self.current.take().expect("only a complete head is taken");
+        let current = self.current.take();
+        let (head, _) = *current.expect("only a complete head is taken");
         let mut buffer = mem::take(&mut self.buffer);
         let body = length.map(|length| {
             self.buffer = buffer[length..].to_vec();
