@@ -6,7 +6,6 @@
 //! The resolver is ours: that of `ureq` starts a thread for each call that has a time limit, which
 //! takes 213 µs of CPU time per request instead of 124.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, Read};
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -72,11 +71,6 @@ impl Cancellation {
 
     pub fn is_cancelled(&self) -> bool {
         lock(&self.0).is_cancelled
-    }
-
-    /// Returns true if both cancel the same request.
-    pub fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// Returns false if the request was cancelled already.
@@ -332,24 +326,24 @@ impl Connector for SharedConnector {
     }
 }
 
-/// The addresses of the names that were looked up, and when that is due again.
+/// The addresses of the server, once they were looked up, and when that is due again.
 #[derive(Clone, Debug, Default)]
-struct Addresses(Arc<Mutex<HashMap<String, (ResolvedSocketAddrs, Instant)>>>);
+struct Addresses(Arc<Mutex<Option<(ResolvedSocketAddrs, Instant)>>>);
 
 impl Resolver for Addresses {
-    /// Looks a name up at most once in `ADDRESS_TIME`. One thread looks it up again, and may have to
+    /// Looks the name up at most once in `ADDRESS_TIME`. One thread looks it up again, and may have to
     /// wait for that; the others use the old addresses meanwhile.
     fn resolve(&self, uri: &Uri, _: &Config, _: NextTimeout) -> Result<ResolvedSocketAddrs, Error> {
-        let name = host_and_port(uri).ok_or(Error::HostNotFound)?;
         let now = Instant::now();
         let mut known = None;
-        if let Some((addresses, due)) = lock(&self.0).get_mut(&name) {
+        if let Some((addresses, due)) = &mut *lock(&self.0) {
             if now < *due {
                 return Ok(addresses.clone());
             }
             *due = now + ADDRESS_TIME;
             known = Some(addresses.clone());
         }
+        let name = host_and_port(uri).ok_or(Error::HostNotFound)?;
         let mut found = self.empty();
         match look_up(&name) {
             Ok(addresses) => addresses
@@ -358,7 +352,7 @@ impl Resolver for Addresses {
                 .for_each(|address| found.push(address)),
             Err(error) => return known.ok_or(Error::Io(error)),
         }
-        lock(&self.0).insert(name, (found.clone(), now + ADDRESS_TIME));
+        *lock(&self.0) = Some((found.clone(), now + ADDRESS_TIME));
         Ok(found)
     }
 }
@@ -396,15 +390,14 @@ mod tests {
 
     #[test]
     fn addresses_of_names() {
-        let addresses = Addresses::default();
         for (url, expected) in [
             ("http://10.0.0.7/v1", "10.0.0.7:80 "),
             ("https://10.0.0.7/v1", "10.0.0.7:443 "),
             ("http://[::1]:81/v1", "[::1]:81 "),
         ] {
-            assert_eq!(resolve(&addresses, url).expect(url), expected);
+            assert_eq!(resolve(&Addresses::default(), url).expect(url), expected);
         }
-        let local = resolve(&addresses, "http://localhost:81/v1").expect("this host");
+        let local = resolve(&Addresses::default(), "http://localhost:81/v1").expect("this host");
         assert!(local.starts_with("127.0.0.1:81 "), "{local}");
     }
 
@@ -416,18 +409,18 @@ mod tests {
         assert!(resolve(&addresses, url).is_err(), "a failure is not kept");
         let mut old = addresses.empty();
         old.push(([10, 0, 0, 7], 80).into());
-        let name = "no-such-host.invalid:80".to_owned();
-        lock(&addresses.0).insert(name.clone(), (old, Instant::now()));
+        *lock(&addresses.0) = Some((old, Instant::now()));
         assert_eq!(
             resolve(&addresses, url).expect("the old one"),
             "10.0.0.7:80 "
         );
-        let due = lock(&addresses.0)[&name].1;
+        let due = lock(&addresses.0).as_ref().expect("addresses").1;
         assert!(due > Instant::now(), "the next look-up is some time away");
         assert_eq!(
             resolve(&addresses, url).expect("the old one"),
             "10.0.0.7:80 "
         );
-        assert_eq!(lock(&addresses.0)[&name].1, due, "none was made");
+        let again = lock(&addresses.0).as_ref().expect("addresses").1;
+        assert_eq!(again, due, "none was made");
     }
 }

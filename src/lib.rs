@@ -3,11 +3,11 @@
 //! The path of a request through the modules, top to bottom:
 //!
 //! - `cli` reads the command line, `config` the settings.
-//! - `listener` reads requests from the sockets on one thread and queues the complete ones for a
-//!   fixed pool of workers; `http` parses and encodes.
-//! - `pipeline` reads the head of a request and decides: answer at once, API or console. It takes a
-//!   request through the steps of `api`, in the order of error precedence. `console` serves the
-//!   operator.
+//! - `listener` reads requests from the sockets on one thread, the loop. From the head it chooses the
+//!   API or the console, and its dispatcher gives the complete ones to a fixed pool of workers;
+//!   `http` parses and encodes.
+//! - `api` takes a request through its steps, in the order of error precedence, to its response.
+//!   `console` serves the operator.
 //! - `grounding` decides whether an answer needs facts and quotes the passages that `search` finds,
 //!   `runtime` calls the inference runtime, both through `client`.
 //! - `ledger` appends the row, `keys` knows the keys and their budgets, `audit` who changed what;
@@ -37,7 +37,6 @@ pub mod listener;
 pub mod api;
 mod console;
 mod grounding;
-mod pipeline;
 
 pub mod audit;
 pub mod client;

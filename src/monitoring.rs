@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::api::{key, reply};
+use crate::api::{head, key, reply};
 use crate::error::{ApiError, Failure, FailureCause};
-use crate::http::{Request, RequestHead, Response};
+use crate::http::{RequestHead, Response};
 use crate::id::RequestId;
 use crate::keys::{Key, Permission};
 use crate::ledger_tasks::Readiness;
-use crate::listener::{Acceptor, ListenerState};
+use crate::listener::{Acceptor, Dispatcher, ListenerState, PendingRequest};
 use crate::logging;
 use crate::metrics::{LedgerGauges, Metrics};
 use crate::runtime::{RuntimeStatus, Runtimes};
@@ -41,15 +41,20 @@ impl MonitoringEndpoints {
         }
     }
 
+    /// True for a health probe.
+    pub fn is_probe(head: &RequestHead) -> bool {
+        matches!(head.path(), "/healthz" | "/readyz")
+    }
+
     /// True if a request presents a key, and not a session.
     pub fn takes_key(head: &RequestHead) -> bool {
         head.path() == "/metrics"
     }
 
     /// Responds to a scrape. Returns `None` if the request is for another path.
-    pub fn respond(&self, request: &Request) -> Option<Response> {
-        let head = &request.head;
-        Self::takes_key(head).then(|| respond_to_get(head, || self.metrics(request)))
+    pub fn respond(&self, pending: &PendingRequest, dispatcher: &Dispatcher) -> Option<Response> {
+        let head = &pending.request.head;
+        Self::takes_key(head).then(|| respond_to_get(head, || self.metrics(pending, dispatcher)))
     }
 
     pub fn runtime_status(&self) -> Vec<RuntimeStatus> {
@@ -57,10 +62,11 @@ impl MonitoringEndpoints {
         runtimes.map_or_else(Vec::new, |all| all.status())
     }
 
-    fn metrics(&self, request: &Request) -> Response {
-        let id = RequestId::now();
+    fn metrics(&self, pending: &PendingRequest, dispatcher: &Dispatcher) -> Response {
+        let (id, request) = (RequestId::now(), &pending.request);
         match self.admit(&request.head, id.created()) {
-            Ok(_) => {
+            Ok(key) => {
+                dispatcher.authenticate(pending, &key.id, None);
                 // Without a database there are no budgets, but the other metrics are wanted most.
                 let mut keys = self.store.keys.with_budget().unwrap_or_default();
                 keys.retain(|key| key.is_valid(id.created()));
@@ -80,6 +86,7 @@ impl MonitoringEndpoints {
                 Response::new(200, METRICS_TEXT, text.into_bytes())
             }
             Err(failure) => {
+                dispatcher.forget(pending);
                 if let Some(details) = &failure.details
                     && logging::allow_refusal_line(failure.cause, request.client.peer)
                 {
@@ -92,8 +99,8 @@ impl MonitoringEndpoints {
 
     /// Accepts a key with the permission. A scrape is not a request of the API, so it leaves no
     /// row.
-    pub fn admit(&self, head: &RequestHead, now: i64) -> Result<Key, Failure> {
-        let key = key::authenticate(&key::digest(head)?, &self.store, now)?;
+    fn admit(&self, head: &RequestHead, now: i64) -> Result<Key, Failure> {
+        let key = key::authenticate(&head::digest(head)?, &self.store, now)?;
         if !key.permissions.contains(&Permission::Metrics) {
             return Err(Failure::new(
                 ApiError::InsufficientPermission,

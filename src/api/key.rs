@@ -1,11 +1,10 @@
-//! The key of the `Authorization` header.
+//! The key of a request: whether it is valid, may run completions, and has some of its budget left.
 
 use crate::error::{ApiError, Failure, FailureCause};
-use crate::http::RequestHead;
-use crate::id::has_shape;
-use crate::keys::{Key, KeyState};
-use crate::secret::{SECRET_DIGITS, SECRET_PREFIX, SecretDigest};
+use crate::keys::{Budget, Key, KeyBudget, KeyState, Permission};
+use crate::secret::SecretDigest;
 use crate::store::Store;
+use crate::text::grouped;
 use crate::when;
 
 /// Looks up a key, as the last commit of any process left it, and checks revocation and expiry. The
@@ -17,88 +16,110 @@ pub fn authenticate(digest: &SecretDigest, store: &Store, created: i64) -> Resul
     })?;
     let Some(key) = key else {
         let message = "There is no such API key. Check that it was copied whole.";
-        return Err(refused(FailureCause::UnknownKey, message));
+        return Err(refused(FailureCause::UnknownKey, None, message));
     };
     match key.state(when::now()) {
         KeyState::Active | KeyState::Expiring => Ok(key),
-        KeyState::Revoked => Err(revoked_failure(key.id)),
-        KeyState::Expired => Err(Failure {
-            key_id: Some(key.id),
-            ..refused(
-                FailureCause::Expired,
-                "This API key has expired. Ask for a new one.",
-            )
-        }),
+        KeyState::Revoked => Err(revoked(key.id)),
+        KeyState::Expired => {
+            let message = "This API key has expired. Ask for a new one.";
+            Err(refused(FailureCause::Expired, Some(key.id), message))
+        }
     }
 }
 
-pub fn revoked_failure(key_id: String) -> Failure {
+pub fn revoked(key_id: String) -> Failure {
     let message = "This API key was revoked. Ask for a new one.";
+    refused(FailureCause::Revoked, Some(key_id), message)
+}
+
+fn refused(cause: FailureCause, key_id: Option<String>, message: &'static str) -> Failure {
     Failure {
-        key_id: Some(key_id),
-        ..refused(FailureCause::Revoked, message)
+        key_id,
+        ..Failure::new(ApiError::InvalidApiKey, cause, message)
     }
 }
 
-/// The digest of the key in the `Authorization` header, of which there has to be exactly one. The
-/// key may not exist.
-pub fn digest(head: &RequestHead) -> Result<SecretDigest, Failure> {
-    let refuse = |message| refused(FailureCause::NoKey, message);
-    let mut values = head.header("authorization");
-    let missing = "There is no Authorization header. Send Authorization: Bearer <API_KEY>.";
-    let value = values.next().ok_or_else(|| refuse(missing))?;
-    if values.next().is_some() {
-        return Err(refuse("There are two Authorization headers. Send one."));
+pub fn check_permission(permissions: &[Permission]) -> Result<(), Failure> {
+    if permissions.contains(&Permission::Completions) {
+        return Ok(());
     }
-    let malformed = "The API key is malformed. Send Authorization: Bearer, a space, and the key as it was given.";
-    str::from_utf8(value)
-        .ok()
-        .and_then(|text| text.split_once(' '))
-        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
-        .map(|(_, secret)| secret.trim_start_matches(' '))
-        .filter(|secret| has_shape(secret, SECRET_PREFIX, SECRET_DIGITS))
-        .map(SecretDigest::of)
-        .ok_or_else(|| refuse(malformed))
+    let message = "This API key may not run completions. Use one that has the permission.";
+    Err(Failure::new(
+        ApiError::InsufficientPermission,
+        FailureCause::Permission,
+        message,
+    ))
 }
 
-fn refused(cause: FailureCause, message: &'static str) -> Failure {
-    Failure::new(ApiError::InvalidApiKey, cause, message)
+/// Refuses a key that has used its budget for the period in which the request was created.
+pub fn check_budget(budget: Option<KeyBudget>, created: i64) -> Result<(), Failure> {
+    let Some(KeyBudget {
+        budget: Budget { tokens, per },
+        used,
+    }) = budget.filter(KeyBudget::is_used_up)
+    else {
+        return Ok(());
+    };
+    let message = format!(
+        "This API key has used its budget: {} of {} tokens per {}. It is renewed at {}. If you need more \
+         before then, ask the operator of this service to raise it.",
+        grouped(used),
+        grouped(tokens),
+        per.as_str(),
+        when::format_minute(Some(per.containing(created).until)),
+    );
+    let failure = Failure::new(
+        ApiError::InsufficientPermission,
+        FailureCause::Budget,
+        message,
+    );
+    Err(Failure {
+        no_retry: true,
+        ..failure
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const SECRET: &str = "adr_0123456789abcdef0123456789abcdef0123456789abcdef";
-
-    fn head(authorizations: &[&str]) -> RequestHead {
-        let lines: String = authorizations
-            .iter()
-            .map(|a| format!("Authorization: {a}\r\n"))
-            .collect();
-        RequestHead::parse(format!("POST / HTTP/1.1\r\nHost: h\r\n{lines}\r\n").as_bytes())
-            .expect("a good head")
-    }
-
     #[test]
-    fn authorization_headers() {
-        for value in ["Bearer KEY", "bearer KEY", "BEARER  KEY", "Bearer KEY  "] {
-            let head = head(&[&value.replace("KEY", SECRET)]);
-            assert_eq!(digest(&head).expect(value), SecretDigest::of(SECRET));
+    fn a_used_budget_is_refused_with_the_time_of_its_renewal() {
+        let budget = |text, used| {
+            Some(KeyBudget {
+                budget: Budget::parse(text).expect("a budget"),
+                used,
+            })
+        };
+        // 2001-12-31, in the last second.
+        let created = 1_009_843_199;
+        for good in [None, budget("1000/day", 999)] {
+            assert!(check_budget(good, created).is_ok());
         }
-        let bad = ",Bearer,Bearer ,KEY,Basic KEY,BearerKEY,Bearer\tKEY,Bearer KEYx,Bearer KEY KEY,Bearer xKEY,Bearer adr_,Bearer \"KEY\"";
-        for value in bad.split(',') {
-            let head = head(&[&value.replace("KEY", SECRET)]);
-            let failure = digest(&head).expect_err(value);
-            assert_eq!(failure.error, ApiError::InvalidApiKey);
+        for (text, used, part) in [
+            (
+                "1000/day",
+                1000,
+                "1,000 of 1,000 tokens per day. It is renewed at 2002-01-01 00:00Z.",
+            ),
+            (
+                "1000000/month",
+                1_000_250,
+                "1,000,250 of 1,000,000 tokens per month. It is renewed at 2002-01-01 00:00Z.",
+            ),
+        ] {
+            let failure = check_budget(budget(text, used), created).expect_err("it is used up");
+            assert!(failure.message.contains(part), "{}", failure.message);
             assert!(
-                !failure.message.contains("0123456789"),
-                "the key is repeated"
+                !failure.message.contains("another key"),
+                "{}",
+                failure.message
+            );
+            assert_eq!(
+                (failure.error.status(), failure.cause, failure.no_retry),
+                (403, FailureCause::Budget, true)
             );
         }
-        let authorization = format!("Bearer {SECRET}");
-        assert!(digest(&head(&[&authorization, &authorization])).is_err());
-        assert!(digest(&head(&[&authorization.replace("abc", "ABC")])).is_err());
-        assert!(digest(&head(&[])).is_err());
     }
 }

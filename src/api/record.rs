@@ -78,20 +78,6 @@ impl Record {
         }
     }
 
-    /// The `server-timing` header.
-    pub fn server_timing(&self) -> String {
-        let parts = [
-            ("queue", self.row.queue_ms),
-            ("search", self.row.search_ms),
-            ("runtime", self.row.runtime_ms),
-            ("ledger", self.ledger_time.map(milliseconds)),
-            ("total", Some(milliseconds(self.received.elapsed()))),
-        ];
-        let format = |(name, time): (&str, Option<f64>)| Some(format!("{name};dur={:.3}", time?));
-        let parts: Vec<String> = parts.into_iter().filter_map(format).collect();
-        parts.join(", ")
-    }
-
     /// Writes one line for a request, with nothing in it that the client wrote; and another one
     /// with the details of a 5xx. A refusal without a valid key may have none, unless the level is
     /// `debug`.

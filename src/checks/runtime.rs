@@ -1,6 +1,6 @@
 //! Asks each runtime for a completion, and finds others that listen on this host.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -61,9 +61,17 @@ pub fn not_configured() -> Finding {
 /// Says what to do if a call to the runtime at this address would reach this service itself, listening
 /// on that address: it would hold a worker and wait for another one.
 pub fn own_address(url: &str, listening: &Address) -> Option<String> {
-    let leads_here =
-        |address: &SocketAddr| url.parse().is_ok_and(|url: Uri| leads_to(&url, *address));
-    matches!(listening, Address::Tcp(address) if leads_here(address)).then(|| {
+    let listening: Vec<SocketAddr> = match listening {
+        Address::Tcp(address) => vec![*address],
+        Address::Localhost(port) => vec![
+            (Ipv4Addr::LOCALHOST, *port).into(),
+            (Ipv6Addr::LOCALHOST, *port).into(),
+        ],
+        Address::Unix(_) => Vec::new(),
+    };
+    let uri: Uri = url.parse().ok()?;
+    let leads_here = listening.iter().any(|address| leads_to(&uri, *address));
+    leads_here.then(|| {
         format!(
             "{url} leads to this service itself. Set runtime.url (ADRIATICUM_RUNTIME_URL) to the address of the runtime"
         )
@@ -211,12 +219,7 @@ fn read_models(list: &Value) -> Option<RuntimeInfo> {
 /// that.
 fn is_own(port: u16, listen: &Address) -> bool {
     let is_here = |ip: IpAddr| ip.is_loopback() || ip.is_unspecified();
-    let is_local = match listen {
-        Address::Tcp(address) => is_here(address.ip()),
-        Address::Localhost(_) => true,
-        Address::Unix(_) => false,
-    };
-    is_local && listen.port() == Some(port)
+    matches!(listen, Address::Tcp(address) if address.port() == port && is_here(address.ip()))
 }
 
 #[cfg(test)]
@@ -236,8 +239,6 @@ mod tests {
             let address = Address::Tcp(listen.parse().expect("an address"));
             assert_eq!(is_own(8080, &address), expected, "{listen}");
         }
-        assert!(is_own(8080, &Address::Localhost(8080)));
-        assert!(!is_own(8080, &Address::Localhost(8081)));
         assert!(!is_own(8080, &Address::Unix("/run/x.sock".into())));
     }
 

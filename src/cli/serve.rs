@@ -14,7 +14,8 @@ use super::error::{CliError, failed};
 use super::open_store::open_with;
 use super::process_limits::{connections_that_fit, too_few_threads};
 use super::sockets::{format_address, sockets};
-use crate::api::ledger::Refusals;
+use crate::api::Api;
+use crate::api::rows::RowLimits;
 use crate::audit::Actor;
 use crate::background::{Background, Step};
 use crate::checks;
@@ -23,11 +24,11 @@ use crate::console::Console;
 use crate::database::{Access, DatabaseError, DatabaseLocation, LockError};
 use crate::grounding::Grounding;
 use crate::ledger::ServeLock;
-use crate::listener::{Acceptor, Address, Limits, Listener, ListeningSocket, Snapshot};
+use crate::ledger_tasks::{LedgerTasks, Readiness};
+use crate::listener::{Acceptor, Limits, Listener, ListeningSocket, Service, Watchdog};
 use crate::logging;
 use crate::metrics::Metrics;
 use crate::monitoring::MonitoringEndpoints;
-use crate::pipeline::Pipeline;
 use crate::runtime::Runtimes;
 use crate::store::Store;
 use crate::when;
@@ -89,8 +90,6 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
     store.ledger.join(&config.gateway, &urls.join(" "))?;
     let store = Arc::new(store);
     let readiness = Arc::new(Readiness::new(&store));
-    let notify =
-        Notify::from_environment().map_err(failed("the socket that NOTIFY_SOCKET names"))?;
     let runtimes = Runtimes::new(&config.runtime, config.worker_share()).map(Arc::new);
     if runtimes.is_none() {
         log::warn!("no runtime is configured, so no completion can be run: set runtime.url");
@@ -162,28 +161,22 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
         runtimes: runtimes.clone(),
         acceptor: acceptor.clone(),
     };
-    let console = match config.console_host.clone() {
-        Some(host) => {
-            let console = Console::new(Arc::clone(&config), Arc::clone(&store), monitoring);
-            Some((host, console.map_err(too_few_threads)?))
-        }
-        None => None,
-    };
-    let pipeline = Pipeline {
-        api_hosts: config.api_hosts.clone(),
+    let mut services: Vec<Arc<dyn Service>> = Vec::new();
+    if let Some(host) = config.console_host.clone() {
+        let console = Console::new(host, Arc::clone(&config), Arc::clone(&store), monitoring);
+        services.push(Arc::new(console.map_err(too_few_threads)?));
+    }
+    services.push(Arc::new(Api {
+        hosts: config.api_hosts.clone(),
         compatibility: config.compatibility,
         store,
         runtimes,
         grounding,
         metrics,
-        refusals: Refusals::default(),
-        console,
-        console_is_local: config.console_is_local,
-    };
+        row_limits: RowLimits::default(),
+    }));
     stop_on_signals(&listener).map_err(failed("the signals"))?;
-    let event_loop = listener
-        .start(Arc::new(pipeline))
-        .map_err(too_few_threads)?;
+    let event_loop = listener.start(services).map_err(too_few_threads)?;
     starting.store(false, Ordering::Release);
     notify(&[NotifyState::Ready]);
     // After that message: a reload has others.

@@ -15,78 +15,80 @@ mod state;
 mod status;
 mod usage;
 
+use std::net::IpAddr;
 use std::panic::{self, AssertUnwindSafe};
 
 use self::page::{Operator, PageError, PageRequest, PageResult};
-use self::session::{cookies, credentials, sign_in};
+use self::session::{credentials, sign_in};
 pub use self::state::Console;
-use crate::api::key;
-use crate::http::{ClientInfo, Request, RequestHead, Response};
-use crate::listener::{Admission, Destination, Lane};
+use crate::api::head;
+use crate::error::Failure;
+use crate::http::{ClientInfo, RequestHead, Response};
+use crate::listener::{Admission, Dispatcher, Lane, PendingRequest, Service};
 use crate::logging;
 use crate::monitoring::MonitoringEndpoints;
-use crate::when;
+use crate::secret::SecretDigest;
 
 /// Makes a browser that came by HTTPS use nothing else for a year.
 const HTTPS_ONLY: &str = "max-age=31536000";
 
-impl Console {
-    pub fn respond(&self, request: &Request) -> Response {
-        let served = panic::catch_unwind(AssertUnwindSafe(|| self.serve(request)));
+impl Service for Console {
+    /// The API is never served on the console's host, so that a program that asks it gets the API's
+    /// own 404. Any client can name the default host: from elsewhere only its health is answered
+    /// there, which load balancers probe.
+    fn serves(&self, client: &ClientInfo, head: &RequestHead) -> bool {
+        let is_allowed = !self.config.console_is_local || client.is_local();
+        self.host.eq_ignore_ascii_case(head.host())
+            && !head.path().starts_with("/v1/")
+            && (is_allowed || MonitoringEndpoints::is_probe(head))
+    }
+
+    /// The place of a request in the queue, from its head, without a database look-up.
+    fn admit(&self, client: &ClientInfo, head: &RequestHead) -> Result<Admission, Response> {
+        if let Some(response) = self.monitoring.probe(head) {
+            return Err(response);
+        }
+        let mut admission = self.browsers.admit(*client, head);
+        if MonitoringEndpoints::takes_key(head) {
+            admission.credential = head::digest(head).ok();
+        }
+        Ok(admission)
+    }
+
+    fn look_up(&self, _: &PendingRequest) -> Result<Lane, Response> {
+        unreachable!("the console looks up its sessions when it responds")
+    }
+
+    fn respond(&self, pending: &PendingRequest, dispatcher: &Dispatcher) -> Response {
+        let served = panic::catch_unwind(AssertUnwindSafe(|| self.serve(pending, dispatcher)));
         let mut response =
             served.unwrap_or_else(|_| error_pages::error(None, None, &PageError::Panic));
-        if request.client.secure {
+        if pending.request.client.secure {
             response = response.with("strict-transport-security", HTTPS_ONLY);
         }
         log::debug!(target: logging::REQUEST, "host=console status={}", response.status);
         response
     }
 
-    /// The place of a request in the queue, from its head, without a database look-up.
-    pub fn admit(&self, client: ClientInfo, head: &RequestHead) -> Admission {
-        let mut admission = self.browsers.admit(client, head);
-        if MonitoringEndpoints::takes_key(head) {
-            admission.destination = Destination::Console(key::digest(head).ok());
-        }
-        admission
-    }
-
-    /// Looks up the lane of a request: one for each session that is signed in, and for each key
-    /// that may read the metrics.
-    pub fn identify(&self, request: &Request) -> Option<Lane> {
-        let find = || {
-            if MonitoringEndpoints::takes_key(&request.head) {
-                return self
-                    .monitoring
-                    .admit(&request.head, when::now())
-                    .ok()
-                    .map(|key| key.id);
-            }
-            self.browsers.look_up(&self.store, request);
-            let session = cookies::digest(request.client, &request.head, cookies::SESSION)?;
-            let is_valid = credentials::has_session(&self.store, &session, when::now()).ok()?;
-            is_valid.then(|| hex::encode(session.0))
-        };
-        let name = panic::catch_unwind(AssertUnwindSafe(find)).ok()??;
-        Some(Lane { name, limit: None })
-    }
-
-    /// Answers a request for which there is no room.
-    pub fn refuse(&self) -> Response {
+    fn refuse(&self, _: Option<IpAddr>, _: Failure) -> Response {
         error_pages::error(None, None, &PageError::Busy)
     }
+}
 
-    fn serve(&self, request: &Request) -> Response {
-        if let Some(response) =
-            html::assets::find(&request.head).or_else(|| self.monitoring.respond(request))
+impl Console {
+    fn serve(&self, pending: &PendingRequest, dispatcher: &Dispatcher) -> Response {
+        let request = &pending.request;
+        if let Some(response) = html::assets::find(&request.head)
+            .or_else(|| self.monitoring.respond(pending, dispatcher))
         {
             return response;
         }
-        self.page(request)
+        self.page(pending, dispatcher)
             .unwrap_or_else(|error| error_pages::error(None, request.client.peer, &error))
     }
 
-    fn page(&self, http: &Request) -> PageResult {
+    fn page(&self, pending: &PendingRequest, dispatcher: &Dispatcher) -> PageResult {
+        let http = &pending.request;
         let request = PageRequest::read(http)?;
         let Some(password) = credentials::password(&self.store)? else {
             let is_local = http.client.is_local();
@@ -94,7 +96,17 @@ impl Console {
             return Ok(error_pages::no_password(&command));
         };
         request.check_origin()?;
-        match (request.method, request.path, request.session(&self.store)?) {
+        self.browsers.look_up(&self.store, http);
+        let session = request.session(&self.store)?;
+        match session {
+            // Its requests have a lane of their own from now on.
+            Some(cookie) => {
+                let lane = hex::encode(SecretDigest::of(cookie).0);
+                dispatcher.authenticate(pending, &lane, None);
+            }
+            None => dispatcher.forget(pending),
+        }
+        match (request.method, request.path, session) {
             ("GET", "/sign-in", None) => Ok(sign_in::form(self, &request, None)),
             ("POST", "/sign-in", _) => sign_in::submit(self, &request, &password),
             ("GET", "/sign-in", Some(_)) => Ok(layout::redirect("/")),

@@ -14,10 +14,13 @@ use crate::monitoring::MonitoringEndpoints;
 use crate::store::Store;
 
 pub struct Console {
+    /// The host that it is served on.
+    pub(super) host: String,
     pub(super) config: Arc<Config>,
     pub(super) store: Arc<Store>,
     pub(super) started: Instant,
     pub(super) browsers: KnownBrowsers,
+    /// Held while a password is verified: hashing it takes 9 MiB, so one is verified at a time.
     pub(super) sign_ins: Mutex<SignInThrottle>,
     pub(super) checks: CheckRunner,
     /// An export holds a clone until its response was sent.
@@ -28,11 +31,13 @@ pub struct Console {
 impl Console {
     /// Fails if the system does not allow another thread.
     pub fn new(
+        host: String,
         config: Arc<Config>,
         store: Arc<Store>,
         monitoring: MonitoringEndpoints,
     ) -> io::Result<Self> {
         Ok(Self {
+            host,
             browsers: KnownBrowsers::read(&store),
             sign_ins: Mutex::new(SignInThrottle::new()),
             config,

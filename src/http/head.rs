@@ -5,6 +5,7 @@ use std::net::Ipv6Addr;
 
 use ::http::uri::Authority;
 use ::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
+use bytes::Bytes;
 use httparse::Status;
 
 use super::{MAX_HEAD, Malformed};
@@ -78,7 +79,7 @@ impl RequestHead {
             ));
         }
         match status {
-            Status::Complete(_) => Self::from_parsed(&parsed, length).map(Some),
+            Status::Complete(_) => Self::from_parsed(&parsed, &bytes[..length]).map(Some),
             Status::Partial if bytes.len() > MAX_HEAD => {
                 Err(Malformed("The head of the request is larger than 16 KiB."))
             }
@@ -86,15 +87,25 @@ impl RequestHead {
         }
     }
 
-    /// Checks the parts of a complete head.
-    fn from_parsed(parsed: &httparse::Request, length: usize) -> Result<Self, Malformed> {
+    /// Checks the parts of a complete head, which has these bytes. They are copied once, and all parts
+    /// share them: the loop allocates and a worker frees, which costs a lock each time.
+    fn from_parsed(parsed: &httparse::Request, bytes: &[u8]) -> Result<Self, Malformed> {
+        let copy = Bytes::copy_from_slice(bytes);
+        let share = |part: &[u8]| {
+            if part.is_empty() {
+                return Bytes::new();
+            }
+            let start = part.as_ptr().addr() - bytes.as_ptr().addr();
+            copy.slice(start..start + part.len())
+        };
         let method = parsed.method.unwrap_or_default();
         let method = Method::from_bytes(method.as_bytes()).map_err(|_| MALFORMED_LINE)?;
         let http11 = parsed.version == Some(1);
         let mut headers = HeaderMap::with_capacity(parsed.headers.len());
         for header in parsed.headers.iter() {
             let name = HeaderName::from_bytes(header.name.as_bytes());
-            let (Ok(name), Ok(value)) = (name, HeaderValue::from_bytes(header.value)) else {
+            let value = HeaderValue::from_maybe_shared(share(header.value));
+            let (Ok(name), Ok(value)) = (name, value) else {
                 return Err(MALFORMED_HEADER);
             };
             headers.append(name, value);
@@ -102,7 +113,8 @@ impl RequestHead {
 
         let host = read_host(&headers, http11)?;
         let framing = read_framing(&headers, http11)?;
-        let target = Uri::try_from(parsed.path.unwrap_or_default()).map_err(|_| {
+        let target = share(parsed.path.unwrap_or_default().as_bytes());
+        let target = Uri::from_maybe_shared(target).map_err(|_| {
             Malformed("The request's target is malformed, or it is an address that names no host.")
         })?;
         let mut named = target.authority().into_iter().chain(&host);
@@ -124,7 +136,7 @@ impl RequestHead {
             authority: target.authority().cloned().or(host),
             target,
             headers,
-            length,
+            length: bytes.len(),
         })
     }
 

@@ -1,11 +1,16 @@
 //! The listener's load, for metrics, the console and the log.
 
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use mio::Waker;
+
+use super::Limits;
+use super::dispatcher::{Area, Dispatcher};
 use crate::rate_limiter::RateLimiter;
 
-/// A request got no worker, or a connection was closed. Each event is counted, and logged once a
-/// minute.
+/// A request got no worker, or a connection was closed. Each event is counted, and the counts are
+/// logged once a minute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadEvent {
     /// A request was shed: every worker and every place in the queue was taken.
@@ -21,7 +26,7 @@ pub enum LoadEvent {
     UnfinishedEvicted,
     /// An idle connection was evicted.
     IdleEvicted,
-    /// A client went away while its request waited.
+    /// A client went away while its request waited, or while its key was looked up.
     AbandonedWaiting,
     /// A client went away while its request ran.
     AbandonedRunning,
@@ -43,51 +48,25 @@ impl LoadEvent {
         Self::AbandonedRunning,
     ];
 
-    /// The log line for this many of them, and its level: a warning if it may affect a client that
-    /// does nothing wrong.
-    fn line(self, count: u64) -> (log::Level, String) {
-        use log::Level::{Info, Warn};
-        let (level, event, reason) = match self {
-            Self::QueueFull => (
-                Warn,
-                "requests shed",
-                "queue_full: every worker and every place in the queue was taken",
-            ),
-            Self::ConsoleFull => (Warn, "console requests shed", "too many were waiting"),
-            Self::BuffersFull => (
-                Warn,
-                "requests shed",
-                "buffers_full: buffer_limit was reached",
-            ),
-            Self::Rejected => (
-                Warn,
-                "connections rejected",
-                "connections_full: no other connection could be evicted",
-            ),
-            Self::UnfinishedEvicted => (
-                Warn,
-                "unfinished requests closed",
-                "evicted to make room for others",
-            ),
-            Self::IdleEvicted => (
-                Info,
-                "idle connections closed",
-                "evicted to make room for others",
-            ),
-            Self::AbandonedWaiting => (
-                Info,
-                "requests dropped",
-                "their client went away while they waited",
-            ),
-            Self::AbandonedRunning => (
-                Info,
-                "requests cancelled",
-                "their client went away while they ran",
-            ),
-        };
-        (
-            level,
-            format!("{event}: {count} since the last report ({reason})"),
+    /// The name in the log.
+    fn name(self) -> &'static str {
+        match self {
+            Self::QueueFull => "queue_full",
+            Self::ConsoleFull => "console_full",
+            Self::BuffersFull => "buffers_full",
+            Self::Rejected => "connections_rejected",
+            Self::UnfinishedEvicted => "unfinished_evicted",
+            Self::IdleEvicted => "idle_evicted",
+            Self::AbandonedWaiting => "abandoned_waiting",
+            Self::AbandonedRunning => "abandoned_running",
+        }
+    }
+
+    /// Returns true if it may affect a client that does nothing wrong.
+    fn is_warning(self) -> bool {
+        !matches!(
+            self,
+            Self::IdleEvicted | Self::AbandonedWaiting | Self::AbandonedRunning
         )
     }
 }
@@ -122,53 +101,126 @@ pub struct Gauge {
     pub limit: usize,
 }
 
-/// The lines of one event: a client could fill the disk with them.
-const LINES: RateLimiter = RateLimiter::new(1, LINE_INTERVAL);
-const LINE_INTERVAL: Duration = Duration::from_secs(60);
+/// The state that the event loop, its threads and the readers of its load share: the dispatcher, and
+/// counters.
+pub struct ListenerState {
+    pub dispatcher: Dispatcher,
+    pub(super) limits: Limits,
+    is_stopping: AtomicBool,
+    connections: AtomicUsize,
+    /// The memory that the connections and their requests hold, the console's too.
+    buffered: AtomicUsize,
+    accepted: AtomicU64,
+    /// In the order of [`LoadEvent::ALL`].
+    events: [AtomicU64; LoadEvent::ALL.len()],
+}
 
-/// The count of each event that was logged, and its lines.
-pub(super) struct EventLog([(u64, RateLimiter); LoadEvent::ALL.len()]);
+impl ListenerState {
+    pub(super) fn new(limits: Limits, waker: Waker) -> Self {
+        Self {
+            dispatcher: Dispatcher::new(&limits, waker),
+            limits,
+            is_stopping: AtomicBool::new(false),
+            connections: AtomicUsize::new(0),
+            buffered: AtomicUsize::new(0),
+            accepted: AtomicU64::new(0),
+            events: Default::default(),
+        }
+    }
+
+    /// From now on every response closes its connection. Returns true if that was so before.
+    pub(super) fn stop(&self) -> bool {
+        self.is_stopping.swap(true, Ordering::AcqRel)
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::Acquire)
+    }
+
+    pub(super) fn count(&self, event: LoadEvent) {
+        self.events[event as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn count_accepted(&self) {
+        self.accepted.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn event_counts(&self) -> EventCounts {
+        LoadEvent::ALL.map(|event| self.events[event as usize].load(Ordering::Relaxed))
+    }
+
+    /// Publishes the loop's figures, once per round.
+    pub(super) fn publish(&self, connections: usize, buffered: usize) {
+        self.connections.store(connections, Ordering::Relaxed);
+        self.buffered.store(buffered, Ordering::Relaxed);
+    }
+
+    /// The numbers are read one after another, so they may differ by a request that comes or goes
+    /// meanwhile.
+    pub fn snapshot(&self) -> Snapshot {
+        let gauge = |now, limit| Gauge { now, limit };
+        let (running, waiting) = self.dispatcher.load(Area::Api);
+        let connections = self.connections.load(Ordering::Relaxed);
+        let buffered = self.buffered.load(Ordering::Relaxed);
+        Snapshot {
+            workers: gauge(running, self.limits.workers),
+            queue: gauge(waiting, self.limits.queue),
+            connections: gauge(connections, self.limits.max_connections),
+            buffered_bytes: gauge(buffered, self.limits.buffered_bytes),
+            accepted: self.accepted.load(Ordering::Relaxed),
+            events: self.event_counts(),
+        }
+    }
+}
+
+/// One line a minute: a client could fill the disk with them.
+const LINES: RateLimiter = RateLimiter::new(1, Duration::from_secs(60));
+
+/// The counts that were logged, and when the next line is due.
+pub(super) struct EventLog {
+    logged: EventCounts,
+    lines: RateLimiter,
+}
 
 impl EventLog {
     pub fn new() -> Self {
-        Self([(0, LINES); LoadEvent::ALL.len()])
+        Self {
+            logged: EventCounts::default(),
+            lines: LINES,
+        }
     }
 
     /// Returns when the next line is due; `None` if there is nothing to log.
     pub fn due(&self, counts: EventCounts, now: Instant) -> Option<Instant> {
-        self.0
-            .iter()
-            .zip(counts)
-            .filter(|((logged, _), count)| count > logged)
-            .map(|((_, lines), _)| now + lines.wait(0, now))
-            .min()
+        (counts != self.logged).then(|| now + self.lines.wait(0, now))
     }
 
-    /// Writes the lines that are due.
-    pub fn write(&mut self, counts: EventCounts, now: Instant) {
-        for (event, count) in self.take(counts, now) {
-            let (level, line) = event.line(count);
+    /// Writes the line if it is due, or the last one at the end.
+    pub fn write(&mut self, counts: EventCounts, now: Instant, is_last: bool) {
+        if counts != self.logged && (is_last || self.lines.allow(now)) {
+            let (level, line) = self.line(counts);
             log::log!(level, "{line}");
+            self.logged = counts;
         }
     }
 
-    /// Writes the counts that no line has contained yet.
-    pub fn finish(&mut self, counts: EventCounts, now: Instant) {
-        self.0.iter_mut().for_each(|(_, lines)| *lines = LINES);
-        self.write(counts, now);
-    }
-
-    /// The events whose line is due, with their number since the last line.
-    fn take(&mut self, counts: EventCounts, now: Instant) -> Vec<(LoadEvent, u64)> {
-        let mut due = Vec::new();
-        for (event, (logged, lines)) in LoadEvent::ALL.into_iter().zip(&mut self.0) {
-            let count = counts[event as usize] - *logged;
-            if count > 0 && lines.allow(now) {
-                *logged += count;
-                due.push((event, count));
+    /// The counters that changed since the last line; a warning if one may affect a client that does
+    /// nothing wrong.
+    fn line(&self, counts: EventCounts) -> (log::Level, String) {
+        let (mut level, mut line) = (
+            log::Level::Info,
+            String::from("listener, since the last line:"),
+        );
+        for event in LoadEvent::ALL {
+            let count = counts[event as usize] - self.logged[event as usize];
+            if count > 0 {
+                line += &format!(" {}={count}", event.name());
+                if event.is_warning() {
+                    level = log::Level::Warn;
+                }
             }
         }
-        due
+        (level, line)
     }
 }
 
@@ -178,12 +230,8 @@ mod tests {
 
     #[test]
     fn the_list_is_whole_and_in_the_order_of_the_variants() {
-        assert!(
-            LoadEvent::ALL
-                .iter()
-                .enumerate()
-                .all(|(place, &event)| event as usize == place)
-        );
+        let is_in_place = |(place, &event): (usize, &LoadEvent)| event as usize == place;
+        assert!(LoadEvent::ALL.iter().enumerate().all(is_in_place));
         assert_eq!(
             LoadEvent::AbandonedRunning as usize + 1,
             LoadEvent::ALL.len(),
@@ -192,50 +240,42 @@ mod tests {
     }
 
     #[test]
-    fn one_line_a_minute_with_the_count() {
+    fn one_line_a_minute_with_the_counters_that_changed() {
         let (mut log, start) = (EventLog::new(), Instant::now());
-        let event = LoadEvent::QueueFull;
-        let counts = |count| {
-            let mut counts = EventCounts::default();
-            counts[event as usize] = count;
-            counts
-        };
-        assert_eq!(log.due(counts(0), start), None);
-        assert_eq!(log.take(counts(0), start), []);
-        assert_eq!(log.take(counts(1), start), [(event, 1)]);
-        for second in 1..60 {
-            let now = start + Duration::from_secs(second);
-            assert_eq!(
-                log.due(counts(1 + second), now),
-                Some(start + LINE_INTERVAL)
-            );
-            assert_eq!(log.take(counts(1 + second), now), []);
-        }
-        let later = start + LINE_INTERVAL;
-        assert_eq!(log.take(counts(60), later), [(event, 59)]);
-        assert_eq!(
-            log.take(counts(60), later + LINE_INTERVAL),
-            [],
-            "there were none"
-        );
-    }
-
-    #[test]
-    fn each_event_has_its_own_line_and_the_rest_is_written_at_the_end() {
-        let (mut counts, start) = (EventCounts::default(), Instant::now());
-        let mut log = EventLog::new();
-        counts[LoadEvent::QueueFull as usize] += 1;
-        log.write(counts, start);
+        let mut counts = EventCounts::default();
         assert_eq!(log.due(counts, start), None);
-        counts[LoadEvent::QueueFull as usize] += 1;
-        assert_eq!(log.due(counts, start), Some(start + LINE_INTERVAL));
-        counts[LoadEvent::Rejected as usize] += 1;
+        counts[LoadEvent::IdleEvicted as usize] = 2;
+        assert_eq!(log.due(counts, start), Some(start));
         assert_eq!(
-            log.due(counts, start),
-            Some(start),
-            "another event does not wait"
+            log.line(counts),
+            (
+                log::Level::Info,
+                "listener, since the last line: idle_evicted=2".into()
+            )
         );
-        log.finish(counts, start);
+        log.write(counts, start, false);
         assert_eq!(log.due(counts, start), None);
+        counts[LoadEvent::QueueFull as usize] = 3;
+        counts[LoadEvent::IdleEvicted as usize] = 3;
+        let later = start + Duration::from_secs(60);
+        assert_eq!(log.due(counts, start), Some(later));
+        log.write(counts, start, false);
+        assert_eq!(
+            log.line(counts),
+            (
+                log::Level::Warn,
+                "listener, since the last line: queue_full=3 idle_evicted=1".into()
+            ),
+            "it waits for its time"
+        );
+        log.write(counts, later, false);
+        assert_eq!(log.due(counts, later), None);
+        counts[LoadEvent::Rejected as usize] = 1;
+        log.write(counts, later, true);
+        assert_eq!(
+            log.due(counts, later),
+            None,
+            "the last line waits for nothing"
+        );
     }
 }

@@ -1,47 +1,185 @@
 //! The listener: one thread that accepts connections and reads requests without ever waiting for a
 //! client, and a fixed pool of workers that respond to the complete ones.
 //!
-//! A client costs a buffer, never a thread. Every buffer, count and time has a limit: those that
-//! depend on the settings are in [`Limits`], constants beside the code that they bound.
+//! The loop owns the connections: sockets, buffers, deadlines, and who holds how much. The
+//! dispatcher stands between it and the threads. A client costs a buffer, never a thread. Every
+//! buffer, count and time has a limit: those that depend on the settings are in [`Limits`],
+//! constants beside the code that they bound.
 
-mod admission;
 mod connection;
-mod credential_cache;
+mod dispatcher;
 mod event_loop;
-mod limits;
+mod eviction;
+mod lanes;
 mod load;
 mod origins;
 mod proxies;
-mod queue;
-mod service;
 mod socket;
-mod state;
 mod tls;
 mod watchdog;
 mod workers;
 
 use std::io;
+use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use mio::{Interest, Poll, Token, Waker};
 
-pub use admission::{Admission, Destination, Lane, PendingRequest};
+pub use dispatcher::{Area, Dispatcher};
 pub use event_loop::EventLoop;
-pub use limits::Limits;
-pub use load::{Gauge, LoadEvent, Snapshot};
+pub use lanes::LaneLoad;
+use lanes::LaneName;
+pub use load::{Gauge, ListenerState, LoadEvent, Snapshot};
 pub use proxies::{Proxies, TrustedProxy};
-pub use queue::LaneLoad;
-pub use service::{RunningRequest, Service};
 pub use socket::{Address, ListeningSocket};
-pub use state::ListenerState;
 pub use tls::{Acceptor, Certificate, TlsError};
 pub use watchdog::Watchdog;
+
+use crate::client::Cancellation;
+use crate::error::Failure;
+use crate::http::{ClientInfo, Request, RequestHead, Response};
+use crate::network::ClientNetwork;
+use crate::secret::SecretDigest;
 
 const WAKE: Token = Token(usize::MAX);
 const STOP: Token = Token(usize::MAX - 1);
 /// Tokens from here on belong to the listening sockets.
 const FIRST_SOCKET: usize = usize::MAX - 1024;
+
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Threads of the pool: requests processed at once.
+    pub workers: usize,
+    /// Complete requests that may wait for a worker.
+    pub queue: usize,
+    pub max_connections: usize,
+    /// The bytes held for all connections together: heads, bodies, responses not yet sent.
+    pub buffered_bytes: usize,
+    /// The longest time that a worker may need for a request.
+    pub longest_work: Duration,
+    /// From the first byte of a request to its last.
+    pub request_time: Duration,
+    /// The longest wait of a connection between requests.
+    pub idle_time: Duration,
+    /// The longest time that a client may take to read a response, or 64 KiB of it.
+    pub send_time: Duration,
+    /// After a response that ends a connection, how long and how much is read and discarded, so
+    /// that a client that is still sending sees the response and not a reset.
+    pub drain_time: Duration,
+    pub drain_bytes: usize,
+    /// After a stop, the time limit for everything except running requests. A connection without a
+    /// request has it too: one may be on its way, and its response says that it is the last.
+    pub stop_time: Duration,
+    /// The pause in accepting after there was no file descriptor for a connection.
+    pub accept_pause: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            workers: 16,
+            queue: 64,
+            max_connections: 4096,
+            buffered_bytes: 64 * 1024 * 1024,
+            longest_work: Duration::from_secs(155),
+            request_time: Duration::from_secs(20),
+            idle_time: Duration::from_secs(60),
+            send_time: Duration::from_secs(20),
+            drain_time: Duration::from_secs(10),
+            drain_bytes: 8 * 1024 * 1024,
+            stop_time: Duration::from_secs(1),
+            accept_pause: Duration::from_millis(100),
+        }
+    }
+}
+
+/// Responds to requests: the API or the console. The head of a request chooses one of them.
+pub trait Service: Send + Sync {
+    /// Returns true if a request with this head is for this service. The last service takes all
+    /// others.
+    fn serves(&self, client: &ClientInfo, head: &RequestHead) -> bool;
+
+    /// Decides from its head whether the body of a request is read, or which response it gets at
+    /// once. The loop calls this, so nothing is looked up.
+    fn admit(&self, client: &ClientInfo, head: &RequestHead) -> Result<Admission, Response>;
+
+    /// Looks up the key of a request of the API that the dispatcher does not know. Returns its lane,
+    /// or the response if it is refused.
+    fn look_up(&self, pending: &PendingRequest) -> Result<Lane, Response>;
+
+    /// Responds to a complete request, on a worker. If the client goes away, the loop cancels what
+    /// this waits for. Until it has authenticated the request, the others of its lane wait.
+    fn respond(&self, pending: &PendingRequest, dispatcher: &Dispatcher) -> Response;
+
+    /// Refuses a request that gets no worker: broken HTTP, or one that is shed.
+    fn refuse(&self, peer: Option<IpAddr>, failure: Failure) -> Response;
+
+    /// Returns the failure that every request would get now, if it is known. The loop calls this, so
+    /// nothing is looked up.
+    fn outage(&self) -> Option<Failure> {
+        None
+    }
+}
+
+/// The decision, from its head, to read a request and let a thread respond to it.
+#[derive(Clone, Debug)]
+pub struct Admission {
+    /// The API's or the console's threads.
+    pub area: Area,
+    /// The digest of the key or session that it presents.
+    pub credential: Option<SecretDigest>,
+    /// The lane in which the request waits as long as its credential is not known: that of a
+    /// browser, or `None`, which all unknown clients share.
+    pub lane: Option<Arc<str>>,
+    /// The network of an unknown client. If too many requests of unknown clients wait, the network
+    /// that sent most loses one.
+    pub network: Option<ClientNetwork>,
+}
+
+/// The lane of a key, once it was looked up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lane {
+    /// The id of the key.
+    pub name: String,
+    /// The limit on its concurrent requests.
+    pub limit: Option<u32>,
+}
+
+/// A complete request on its way to its response.
+pub struct PendingRequest {
+    pub request: Request,
+    pub admission: Admission,
+    /// When it was complete.
+    pub received: Instant,
+    /// Cancelled when the client goes away.
+    pub cancellation: Cancellation,
+    service: Arc<dyn Service>,
+    connection: usize,
+    area: Area,
+    lane: LaneName,
+}
+
+impl PendingRequest {
+    fn new(request: Request, admission: Admission, service: Arc<dyn Service>) -> Self {
+        Self {
+            request,
+            area: admission.area,
+            admission,
+            received: Instant::now(),
+            cancellation: Cancellation::default(),
+            service,
+            connection: 0,
+            lane: None,
+        }
+    }
+
+    /// The memory that it needs until it is answered.
+    fn bytes(&self) -> usize {
+        self.request.held_bytes()
+    }
+}
 
 /// The listener: its sockets, its limits, and what other threads share with its loop.
 pub struct Listener {
@@ -90,5 +228,12 @@ impl Listener {
     /// listener.
     pub fn stopper(&self) -> io::Result<UnixStream> {
         self.stopper.try_clone()
+    }
+
+    /// Starts the threads. A request is for the first of these services that serves its head; there
+    /// is at least one. Fails if the system does not allow all threads.
+    pub fn start(self, services: Vec<Arc<dyn Service>>) -> io::Result<EventLoop> {
+        let threads = workers::start(&self.state)?;
+        Ok(EventLoop::new(self, services, threads))
     }
 }

@@ -152,6 +152,16 @@ impl TurnQueue {
         next
     }
 
+    pub fn remove(&mut self, origin: Origin, index: usize) {
+        if let Some(queue) = self.by_origin.get_mut(&origin) {
+            queue.retain(|other| *other != index);
+            if queue.is_empty() {
+                self.by_origin.remove(&origin);
+                self.turns.retain(|other| *other != origin);
+            }
+        }
+    }
+
     pub fn is_empty(&self) -> bool {
         self.turns.is_empty()
     }
@@ -224,6 +234,20 @@ mod tests {
             2,
             "an origin without a connection is forgotten"
         );
+    }
+
+    /// A connection with the number of one that was closed once had two turns.
+    #[test]
+    fn a_connection_that_is_removed_has_no_turn() {
+        let mut queue = TurnQueue::default();
+        for (peer, index) in [("192.0.2.1", 1), ("192.0.2.1", 2), ("192.0.2.2", 3)] {
+            queue.push(origin(peer), index);
+        }
+        for (peer, index) in [("192.0.2.1", 1), ("192.0.2.2", 3), ("192.0.2.3", 4)] {
+            queue.remove(origin(peer), index);
+        }
+        assert_eq!((queue.pop(), queue.pop()), (Some(2), None));
+        assert!(queue.is_empty());
     }
 
     /// An attacker with thousands of addresses must not make newcomers evict one another.

@@ -1,8 +1,7 @@
 //! TCP and Unix sockets behind one interface.
 
-use std::cell::Cell;
 use std::fmt;
-use std::io::{self, IoSlice, Read, Write};
+use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -21,7 +20,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 pub enum Address {
     Tcp(SocketAddr),
     Unix(PathBuf),
-    /// A port of 127.0.0.1 and, if the host has it, of [::1]. A socket has one of the two.
+    /// A port of 127.0.0.1 and, if the host has it, of `[::1]`. A socket has one of the two.
     Localhost(u16),
 }
 
@@ -46,7 +45,8 @@ impl fmt::Display for Address {
     }
 }
 
-/// A socket that accepts connections. Once it exists, a Unix socket is used like the other kind.
+/// A socket that accepts connections. Once it exists, a Unix socket is used like the other kind, and
+/// so are its connections.
 pub struct ListeningSocket {
     listener: TcpListener,
     /// With the actual port, if the system chose it.
@@ -157,7 +157,7 @@ impl ListeningSocket {
     }
 
     /// The next connection, and the address that it comes from; a Unix socket has none.
-    pub(super) fn accept(&self) -> io::Result<(InboundStream, Option<IpAddr>)> {
+    pub(super) fn accept(&self) -> io::Result<(TcpStream, Option<IpAddr>)> {
         let (stream, from) = rustix::net::acceptfrom_with(&self.listener, NEW_SOCKET)?;
         let stream = TcpStream::from(stream);
         let from: Option<SocketAddr> = match self.address {
@@ -170,7 +170,7 @@ impl ListeningSocket {
             let _ = stream.set_nodelay(true);
         }
         // A dual-stack socket reports IPv4 addresses as IPv4-mapped IPv6 addresses.
-        Ok((stream.into(), from.map(|from| from.ip().to_canonical())))
+        Ok((stream, from.map(|from| from.ip().to_canonical())))
     }
 }
 
@@ -225,81 +225,24 @@ fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
     Ok(socket.into())
 }
 
-/// One client's connection, TCP or Unix.
-pub(super) struct InboundStream {
-    socket: TcpStream,
-    /// The last read was short, so it took all that there was.
-    pub is_drained: Cell<bool>,
-}
-
-impl InboundStream {
-    pub fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
-        registry.register(
-            &mut self.socket,
-            token,
-            Interest::READABLE | Interest::WRITABLE,
-        )
-    }
-
-    /// Writes what can be written without waiting, and returns how many bytes that was.
-    pub fn write_available(&self, bytes: &[u8]) -> io::Result<usize> {
-        let (mut stream, mut written) = (self, 0);
-        while written < bytes.len() {
-            match stream.write(&bytes[written..]) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(count) => written += count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(written)
-    }
-
-    /// Shuts down the sending side: the client sees the end, and can still send.
-    pub fn finish(&self) {
-        // If the client has already gone, the next read notices it.
-        let _ = self.socket.shutdown(Shutdown::Write);
-    }
-}
-
-impl From<TcpStream> for InboundStream {
-    fn from(socket: TcpStream) -> Self {
-        Self {
-            socket,
-            is_drained: Cell::new(false),
+/// Writes what can be written without waiting, and returns how many bytes that was.
+pub(super) fn write_available(mut stream: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
+    let mut written = 0;
+    while written < bytes.len() {
+        match stream.write(&bytes[written..]) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => written += count,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+            Err(error) => return Err(error),
         }
     }
+    Ok(written)
 }
 
-impl Read for &InboundStream {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let count = retry(|| (&self.socket).read(into))?;
-        self.is_drained.set(count < into.len());
-        Ok(count)
-    }
-}
-
-impl Write for &InboundStream {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        retry(|| (&self.socket).write(bytes))
-    }
-
-    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        retry(|| (&self.socket).write_vectored(parts))
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-fn retry(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
-    loop {
-        match call() {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            result => return result,
-        }
-    }
+/// Shuts down the sending side: the client sees the end, and can still send.
+pub(super) fn finish(stream: &TcpStream) {
+    // If the client has already gone, the next read notices it.
+    let _ = stream.shutdown(Shutdown::Write);
 }
 
 #[cfg(test)]

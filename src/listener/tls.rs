@@ -5,6 +5,7 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use mio::net::TcpStream;
 use rustls::crypto::ring;
 use rustls::pki_types::PrivateKeyDer;
 use rustls::pki_types::pem::{self, PemObject};
@@ -12,7 +13,6 @@ use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::{ServerConfig, ServerConnection};
 
-use super::socket::InboundStream;
 use crate::mutex::lock;
 use crate::{certificates, files};
 
@@ -165,7 +165,7 @@ impl TlsSession {
 
     /// Reads from the socket, and sends the handshake messages or the alert that follow from it.
     /// Returns the number of bytes, which is 0 at the end.
-    pub fn receive(&mut self, mut stream: &InboundStream) -> io::Result<usize> {
+    pub fn receive(&mut self, mut stream: &TcpStream) -> io::Result<usize> {
         let count = self.connection.read_tls(&mut stream)?;
         if count == 0 {
             return Ok(0);
@@ -191,7 +191,7 @@ impl TlsSession {
 
     /// Encrypts and sends what can be sent without waiting, and returns how many bytes were taken.
     /// They are sent when nothing is left to be flushed.
-    pub fn write(&mut self, stream: &InboundStream, bytes: &[u8]) -> io::Result<usize> {
+    pub fn write(&mut self, stream: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
         let mut taken = 0;
         while self.flush(stream)? && taken < bytes.len() {
             let count = self.connection.writer().write(&bytes[taken..])?;
@@ -202,7 +202,7 @@ impl TlsSession {
     }
 
     /// Sends what is encrypted. Returns whether all of it is sent.
-    pub fn flush(&mut self, mut stream: &InboundStream) -> io::Result<bool> {
+    pub fn flush(&mut self, mut stream: &TcpStream) -> io::Result<bool> {
         while self.connection.wants_write() {
             match self.connection.write_tls(&mut stream) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
@@ -220,7 +220,7 @@ impl TlsSession {
     }
 
     /// Sends close_notify, so that the client knows that nothing was cut off.
-    pub fn finish(&mut self, stream: &InboundStream) {
+    pub fn finish(&mut self, stream: &TcpStream) {
         self.connection.send_close_notify();
         // Best effort: the response's own framing also shows its end.
         let _ = self.flush(stream);

@@ -281,7 +281,7 @@ mod tests {
                     .build(),
             )
         };
-        assert!(enabled("adriaticum::pipeline"));
+        assert!(enabled("adriaticum::api"));
         assert!(!enabled("ureq::run") && !enabled("rustls::client::hs"));
     }
 }

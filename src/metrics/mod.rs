@@ -46,7 +46,7 @@ pub struct Metrics {
     /// Rows that could not be written.
     pub ledger_errors: Counter,
     pub head_refused: Counter,
-    /// Refused requests that left no row, because their key sends too many.
+    /// Requests without a measured token that left no row, because their key sends too many.
     pub unrecorded: Counter,
 }
 
@@ -208,7 +208,8 @@ impl Metrics {
         let help = "Requests refused from their head: host, route, declared length or the form of the key.";
         text.counter("adriaticum_requests_head_refused_total", help)
             .with("", self.head_refused.get());
-        let help = "Refused requests that left no row, because their key sends too many.";
+        let help =
+            "Requests without a measured token that left no row, because their key sends too many.";
         text.counter("adriaticum_refusals_unrecorded_total", help)
             .with("", self.unrecorded.get());
     }

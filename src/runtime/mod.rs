@@ -35,6 +35,9 @@ const ANSWER_LIMITS: (usize, usize) = (128 * 1024, 1024 * 1024);
 /// The longest time of a probe. A runtime whose slots are all in use lets it wait.
 const PROBE_TIME: Duration = Duration::from_secs(30);
 
+/// With less time, a runtime would only be noted as failed: no model answers as fast.
+const LEAST_TIME: Duration = Duration::from_millis(50);
+
 const PROBE_MESSAGE: &str = "Are you there?";
 
 /// The cost of the runtime calls of one request. They share `runtime.timeout`, and are cancelled
@@ -194,8 +197,7 @@ impl Runtimes {
     ) -> CallResult {
         let mut tried = Vec::new();
         let mut refusal = None;
-        // A runtime without time for an answer would only be noted as failed.
-        while Instant::now() < deadline
+        while Instant::now() + LEAST_TIME < deadline
             && let Some(call) = self.begin_call(&tried)
         {
             let place = call.place;

@@ -88,7 +88,7 @@ fn a_waiting_request_is_dropped() {
     );
     assert_eq!(value(&server, &watcher, RUNNING), 0.0);
     assert!(
-        server.log().contains("requests dropped: "),
+        server.log().contains("abandoned_waiting="),
         "{}",
         server.log()
     );

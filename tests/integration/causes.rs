@@ -296,7 +296,7 @@ fn a_shed_request_has_its_cause() {
     reply.is_error(503, "service_unavailable");
     assert_eq!(reply.header("retry-after"), Some("1"), "it is soon over");
     is_logged(&server, &reply, "queue_full", "");
-    let counted = "requests shed: 1 since the last report (queue_full: every worker";
+    let counted = "listener, since the last line: queue_full=1";
     until("the listener has counted it", || {
         server.log().contains(counted)
     });

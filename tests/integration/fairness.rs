@@ -269,7 +269,7 @@ fn strangers_are_refused_at_once_and_shut_out_no_new_key() {
 }
 
 #[test]
-fn a_raised_limit_starts_the_requests_that_wait() {
+fn a_raised_limit_starts_the_requests_that_wait_with_the_next_one() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime))
         .set("ADRIATICUM_WORKERS", 8)
@@ -281,13 +281,14 @@ fn a_raised_limit_starts_the_requests_that_wait() {
     let keys: serde_json::Value =
         serde_json::from_str(&server.stdout_of(&["keys", "list", "--json"])).expect("a list");
     let id = keys[0]["id"].as_str().expect("an id");
-    let gate = hold(&runtime, 4);
-    let mut clients = burst(&server, &limited, "x", 4);
+    let (first, others) = (hold(&runtime, 1), hold(&runtime, 4));
+    let mut clients = burst(&server, &limited, "x", 5);
     until("one runs", || runtime.count() == 1);
     server.stdout_of(&["keys", "set", id, "--concurrent", "4"]);
-    until("all of them run", || runtime.count() == 4);
-    gate.store(true, Ordering::Release);
-    assert_eq!(statuses(&mut clients), [200; 4]);
+    first.store(true, Ordering::Release);
+    until("all others run", || runtime.count() == 5);
+    others.store(true, Ordering::Release);
+    assert_eq!(statuses(&mut clients), [200; 5]);
 }
 
 /// Pages that need no session must not delay a scrape.

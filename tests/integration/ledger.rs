@@ -266,6 +266,31 @@ fn the_database_is_let_go_at_the_end() {
     });
 }
 
+/// With a dead runtime, one key wrote 5,000 rows a second.
+#[test]
+fn failures_of_one_key_do_not_fill_the_ledger() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    drop(runtime);
+    let (key, watcher) = (server.key(), metrics_key(&server));
+    let unrecorded = || value(&server, &watcher, "adriaticum_refusals_unrecorded_total") as usize;
+    let mut client = server.connect();
+    let mut failed = 0;
+    until("some leave no row", || {
+        for _ in 0..100 {
+            client.send(request(&key, &chat("x")));
+            client.reply().is_error(502, "inference_error");
+        }
+        failed += 100;
+        unrecorded() > 0
+    });
+    let rows = server.query("SELECT 1 FROM usage WHERE status = 502").len();
+    assert!(rows >= 100);
+    assert_eq!(rows + unrecorded(), failed, "each is counted once");
+    let lines = server.log().matches("status=502").count();
+    assert_eq!(lines, rows, "one beyond the bound has no line either");
+}
+
 #[test]
 fn refusals_of_one_key_do_not_fill_the_ledger() {
     let runtime = Runtime::start();
@@ -300,7 +325,7 @@ fn refusals_of_one_key_do_not_fill_the_ledger() {
     assert!(
         server
             .log()
-            .contains("refused requests that were not recorded: 1 since"),
+            .contains("requests without a measured token that were not recorded: 1 since"),
         "{}",
         server.log()
     );

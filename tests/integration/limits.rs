@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use adriaticum::error::Failure;
 use adriaticum::http::{self, MAX_HEAD, Request, RequestHead, Response};
 use adriaticum::listener::{
-    Acceptor, Admission, Certificate, Destination, Gauge, Lane, Limits, ListenerState, LoadEvent,
-    PendingRequest, RunningRequest, Service,
+    Acceptor, Admission, Certificate, Dispatcher, Gauge, Lane, Limits, ListenerState, LoadEvent,
+    PendingRequest, Service,
 };
 
 use crate::support::{
-    Client, Folder, PATIENCE, admit_with_one_key, connect_from, local_listener, one_key, until,
+    Client, Folder, PATIENCE, admit_with_key, connect_from, local_listener, until,
 };
 use crate::tls;
 
@@ -29,6 +29,7 @@ const ENOUGH: Duration = Duration::from_secs(4);
 struct Echo {
     gate: AtomicBool,
     under_way: AtomicUsize,
+    looked_up: AtomicUsize,
     threads: Mutex<Vec<thread::ThreadId>>,
     /// Refusals begun. The loop stays in one for as long as it is held.
     refusals: AtomicUsize,
@@ -43,7 +44,11 @@ struct Echo {
 }
 
 impl Service for Echo {
-    fn admit(&self, _: http::ClientInfo, head: &RequestHead) -> Result<Admission, Response> {
+    fn serves(&self, _: &http::ClientInfo, _: &RequestHead) -> bool {
+        true
+    }
+
+    fn admit(&self, _: &http::ClientInfo, head: &RequestHead) -> Result<Admission, Response> {
         match head.path() {
             "/heads" => {
                 let count = self.heads.load(Ordering::Acquire);
@@ -59,24 +64,27 @@ impl Service for Echo {
                 }
                 Err(Response::json(404, b"from the head".to_vec()))
             }
-            _ => Ok(admit_with_one_key()),
+            _ => Ok(admit_with_key(head.query())),
         }
     }
 
-    fn identify(&self, _: &PendingRequest) -> Result<Option<Lane>, Response> {
-        Ok(one_key())
+    fn look_up(&self, pending: &PendingRequest) -> Result<Lane, Response> {
+        if pending.request.head.path() == "/look-up" {
+            self.looked_up.fetch_add(1, Ordering::AcqRel);
+            until("the gate opens", || self.gate.load(Ordering::Acquire));
+        }
+        Ok(Lane {
+            name: pending.request.head.query().to_owned(),
+            limit: None,
+        })
     }
 
-    fn lanes(&self, _: &[Arc<str>]) -> Option<Vec<Lane>> {
-        None
-    }
-
-    fn respond(&self, pending: &PendingRequest, running: &RunningRequest) -> Response {
-        running.set_limit(None);
+    fn respond(&self, pending: &PendingRequest, dispatcher: &Dispatcher) -> Response {
+        dispatcher.authenticate(pending, pending.request.head.query(), None);
         self.response(&pending.request)
     }
 
-    fn refuse(&self, _: Option<IpAddr>, _: Option<Destination>, failure: Failure) -> Response {
+    fn refuse(&self, _: Option<IpAddr>, failure: Failure) -> Response {
         let mut body = failure.message.as_bytes().to_vec();
         body.resize(
             body.len().max(self.refusal_bytes.load(Ordering::Acquire)),
@@ -129,7 +137,7 @@ fn serve_with(limits: Limits, acceptor: Option<Acceptor>) -> Running {
     let service = Arc::clone(&echo);
     let thread = thread::spawn(move || {
         listener
-            .start(service)
+            .start(vec![service])
             .expect("threads")
             .run()
             .expect("it should serve")
@@ -265,7 +273,6 @@ fn an_idle_connection_ends_in_silence() {
 fn requests_that_arrive_during_a_stop_are_answered() {
     let limits = Limits {
         stop_time: PATIENCE,
-        idle_stop_time: PATIENCE,
         ..Limits::default()
     };
     let mut running = serve(limits);
@@ -401,6 +408,94 @@ fn all_buffers_together_have_a_bound() {
     until("nothing is buffered", || {
         running.state.snapshot().buffered_bytes.now < 100_000
     });
+}
+
+/// The victim and the newcomer once both got a 503: more was counted than could be shed.
+#[test]
+fn a_waiting_request_is_shed_only_if_that_is_enough() {
+    let running = serve(Limits {
+        workers: 1,
+        buffered_bytes: 260_000,
+        ..Limits::default()
+    });
+    for key in ["a", "b"] {
+        assert_eq!(running.get(&format!("/?{key}")), 200);
+    }
+    let send = |key: &str, body: usize| {
+        let mut client = running.connect();
+        client.send(post(body, body).replace("POST /", &format!("POST /hold?{key}")));
+        client
+    };
+    let mut heavy: Vec<Client> = (1..=3)
+        .map(|number| {
+            let client = send("a", 10_000);
+            until("it is counted", || {
+                running.state.snapshot().buffered_bytes.now > number * 60_000
+            });
+            client
+        })
+        .collect();
+    // Without its newest request, the other key holds less than this one would.
+    assert_eq!(send("b", 40_000).reply().status, 503);
+    assert_eq!(running.counted(LoadEvent::BuffersFull), 1);
+    // Here it is enough to shed one.
+    let mut light = send("b", 20_000);
+    assert_eq!(heavy[2].reply().status, 503);
+    assert_eq!(running.counted(LoadEvent::BuffersFull), 2);
+    running.echo.gate.store(true, Ordering::Release);
+    for client in [&mut heavy.remove(0), &mut heavy.remove(0), &mut light] {
+        assert_eq!(client.reply().status, 200);
+    }
+}
+
+#[test]
+fn one_keys_requests_hold_three_quarters_of_the_buffers() {
+    let running = serve(Limits {
+        workers: 1,
+        buffered_bytes: 400_000,
+        ..Limits::default()
+    });
+    assert_eq!(running.get("/?a"), 200);
+    let mut held: Vec<Client> = (1..=4)
+        .map(|number| {
+            let mut client = running.connect();
+            client.send(post(10_000, 10_000).replace("POST /", "POST /hold?a"));
+            until("it is counted", || {
+                running.state.snapshot().buffered_bytes.now > number * 60_000
+            });
+            client
+        })
+        .collect();
+    let mut fifth = running.connect();
+    fifth.send(post(10_000, 10_000).replace("POST /", "POST /hold?a"));
+    assert_eq!(fifth.reply().status, 503, "although there is room");
+    let mut other = running.connect();
+    other.send(post(10_000, 10_000).replace("POST /", "POST /?b"));
+    running.echo.gate.store(true, Ordering::Release);
+    assert_eq!(other.reply().status, 200);
+    for client in &mut held {
+        assert_eq!(client.reply().status, 200);
+    }
+}
+
+/// It was once counted as running.
+#[test]
+fn a_client_that_leaves_during_its_look_up_has_waited() {
+    let running = serve(Limits::default());
+    let mut client = running.connect();
+    client.send(get("/look-up?a"));
+    until("it is looked up", || {
+        running.echo.looked_up.load(Ordering::Acquire) == 1
+    });
+    drop(client);
+    // When a later request is answered from its head, the end of that one was read.
+    assert_eq!(running.get("/head"), 404);
+    running.echo.gate.store(true, Ordering::Release);
+    until("it is counted", || {
+        running.counted(LoadEvent::AbandonedWaiting) == 1
+    });
+    assert_eq!(running.counted(LoadEvent::AbandonedRunning), 0);
+    assert_eq!(running.echo.under_way.load(Ordering::Acquire), 0);
 }
 
 /// A listener that speaks TLS, and how to connect to it.

@@ -170,7 +170,7 @@ fn shed_requests_are_counted_each_and_logged_once_a_minute() {
         50.0
     );
     let lines = || -> Vec<String> {
-        let mentions = |line: &&str| line.contains("shed") || line.contains("status=503");
+        let mentions = |line: &&str| line.contains("queue_full") || line.contains("status=503");
         server
             .log()
             .lines()
@@ -180,8 +180,7 @@ fn shed_requests_are_counted_each_and_logged_once_a_minute() {
     };
     assert_eq!(lines().len(), 1, "{:?}", lines());
     assert!(
-        lines()[0]
-            .contains("[WARN] requests shed: 1 since the last report (queue_full: every worker"),
+        lines()[0].ends_with("[WARN] listener, since the last line: queue_full=1"),
         "{:?}",
         lines()
     );
@@ -191,7 +190,7 @@ fn shed_requests_are_counted_each_and_logged_once_a_minute() {
     server.wait();
     let log = server.log();
     assert!(
-        log.contains("[WARN] requests shed: 49 since the last report (queue_full: every worker"),
+        log.contains("[WARN] listener, since the last line: queue_full=49"),
         "{log}"
     );
 }

@@ -11,9 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use adriaticum::listener::{
-    Address, Admission, Destination, Lane, Limits, Listener, ListeningSocket,
-};
+use adriaticum::listener::{Address, Admission, Area, Limits, Listener, ListeningSocket};
 use adriaticum::secret::SecretDigest;
 use rustix::net::{AddressFamily, SocketType};
 use rustix::process::{Pid, Signal, kill_process};
@@ -47,17 +45,14 @@ pub fn local_listener(limits: Limits) -> (Listener, SocketAddr) {
     (Listener::new(sockets, limits).expect("a listener"), address)
 }
 
-/// Admits a request as one of the key that all clients of a test service have.
-pub fn admit_with_one_key() -> Admission {
-    Admission::new(Destination::Api(SecretDigest::of("key")))
-}
-
-/// The lane that belongs to [`admit_with_one_key`].
-pub fn one_key() -> Option<Lane> {
-    Some(Lane {
-        name: "key".into(),
-        limit: None,
-    })
+/// Admits a request as one of this key.
+pub fn admit_with_key(key: &str) -> Admission {
+    Admission {
+        area: Area::Api,
+        credential: Some(SecretDigest::of(key)),
+        lane: None,
+        network: None,
+    }
 }
 
 /// A folder of its own, which goes with the value.
@@ -117,7 +112,7 @@ pub struct Call {
 /// What the scripted runtime answers to the service's probes, and to `check` if that asks for its
 /// models. They are no calls, and follow no script.
 pub struct Probes {
-    /// The status of an answer to a probe.
+    /// The status of an answer to a probe; 0 is no answer.
     pub status: AtomicU16,
     pub count: AtomicU64,
     /// The list of its models, and the status with which it is sent.
@@ -230,6 +225,10 @@ fn serve_call(
     if body.ends_with(PROBE) {
         probes.count.fetch_add(1, Ordering::AcqRel);
         let status = probes.status.load(Ordering::Acquire);
+        if status == 0 {
+            client.ends();
+            return None;
+        }
         return client.answer(status, "", &completion("Yes").to_string());
     }
     let next = script.lock().expect("the script").pop_front();

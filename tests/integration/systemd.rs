@@ -14,13 +14,14 @@ use std::time::Duration;
 use adriaticum::error::Failure;
 use adriaticum::http::{self, RequestHead, Response};
 use adriaticum::listener::{
-    Admission, Destination, Lane, Limits, PendingRequest, RunningRequest, Service, Watchdog,
+    Admission, Dispatcher, Lane, Limits, PendingRequest, Service, Watchdog,
 };
 use rustix::process::Signal;
+use serde_json::json;
 
 use crate::support::{
-    Client, PATIENCE, Runtime, Script, Server, admit_with_one_key, chat, completion,
-    local_listener, one_key, request, until,
+    Client, PATIENCE, Runtime, Script, Server, admit_with_key, chat, completion, local_listener,
+    request, until,
 };
 
 /// The socket on which systemd would listen.
@@ -257,26 +258,29 @@ struct Stuck {
 }
 
 impl Service for Stuck {
-    fn admit(&self, _: http::ClientInfo, _: &RequestHead) -> Result<Admission, Response> {
-        Ok(admit_with_one_key())
+    fn serves(&self, _: &http::ClientInfo, _: &RequestHead) -> bool {
+        true
     }
 
-    fn identify(&self, _: &PendingRequest) -> Result<Option<Lane>, Response> {
-        Ok(one_key())
+    fn admit(&self, _: &http::ClientInfo, _: &RequestHead) -> Result<Admission, Response> {
+        Ok(admit_with_key("key"))
     }
 
-    fn lanes(&self, _: &[Arc<str>]) -> Option<Vec<Lane>> {
-        None
+    fn look_up(&self, _: &PendingRequest) -> Result<Lane, Response> {
+        Ok(Lane {
+            name: "key".into(),
+            limit: None,
+        })
     }
 
-    fn respond(&self, _: &PendingRequest, _: &RunningRequest) -> Response {
+    fn respond(&self, _: &PendingRequest, _: &Dispatcher) -> Response {
         until("the worker may go on", || {
             !self.worker.load(Ordering::Acquire)
         });
         Response::json(200, Vec::new())
     }
 
-    fn refuse(&self, _: Option<IpAddr>, _: Option<Destination>, _: Failure) -> Response {
+    fn refuse(&self, _: Option<IpAddr>, _: Failure) -> Response {
         until("the loop may go on", || !self.turn.load(Ordering::Acquire));
         Response::json(400, Vec::new())
     }
@@ -302,7 +306,7 @@ fn the_watchdog_is_not_fed_for_a_loop_or_workers_that_are_stuck() {
     let service = Arc::clone(&stuck);
     let serving = thread::spawn(move || {
         listener
-            .start(service)
+            .start(vec![service])
             .expect("threads")
             .run()
             .expect("it should serve")
@@ -380,4 +384,30 @@ fn a_line_for_the_journal_bears_its_priority_and_no_time() {
         "{}",
         broken.log()
     );
+}
+
+/// A probe waits for another host, so it has a thread of its own, which a stop does not join.
+#[test]
+fn a_probe_that_hangs_holds_up_neither_a_reload_nor_a_stop() {
+    let runtime = Runtime::start();
+    runtime.next(Script::Answer(500, json!({})));
+    runtime.probes.status.store(0, Ordering::Release);
+    let mut server = Server::new(Some(&runtime)).start();
+    server
+        .post(&server.key(), &chat("x"))
+        .is_error(502, "inference_error");
+    until("the runtime is probed", || {
+        runtime.probes.count.load(Ordering::Acquire) == 1
+    });
+    server.signal(Signal::HUP);
+    until("it has reloaded", || {
+        server.log().contains("configuration reloaded")
+    });
+    server.signal(Signal::TERM);
+    until("it has stopped serving", || {
+        server.log().contains("[INFO] stopped")
+    });
+    let probes = runtime.probes.count.load(Ordering::Acquire);
+    assert_eq!(probes, 1, "it still hangs");
+    assert!(server.wait().success());
 }

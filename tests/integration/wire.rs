@@ -18,37 +18,11 @@ fn pipelined_requests_are_answered_in_order() {
 }
 
 #[test]
-fn the_timings_are_in_the_headers() {
-    let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime)).start();
-    let reply = server.post(&server.key(), &chat("x"));
-    let timing = reply
-        .header("server-timing")
-        .expect("the times should be printed");
-    let part = |name: &str| -> f64 {
-        let part = timing
-            .split(", ")
-            .find_map(|part| part.strip_prefix(name)?.strip_prefix(";dur="));
-        part.and_then(|number| number.parse().ok())
-            .unwrap_or_else(|| panic!("{name} in {timing}"))
-    };
-    assert!(
-        part("queue") + part("runtime") + part("ledger") <= part("total"),
-        "{timing}"
-    );
-    assert!(part("ledger") > 0.0, "{timing}");
-    assert!(
-        reply
-            .header("date")
-            .is_some_and(|date| date.ends_with(" GMT") && date.len() == 29)
-    );
-    let refused = server.connect_and_send("GET / HTTP/1.1\r\nHost: api.test\r\n\r\n");
-    assert!(
-        !refused
-            .header("server-timing")
-            .expect("on errors too")
-            .contains("runtime")
-    );
+fn every_response_has_its_date() {
+    let server = Server::new(None).start();
+    let reply = server.connect_and_send("GET / HTTP/1.1\r\nHost: api.test\r\n\r\n");
+    let date = reply.header("date").expect("a date");
+    assert!(date.ends_with(" GMT") && date.len() == 29, "{date}");
 }
 
 #[test]

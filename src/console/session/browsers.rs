@@ -7,7 +7,7 @@ use super::credentials;
 use super::throttle::SignInSource;
 use crate::database::DatabaseError;
 use crate::http::{ClientInfo, Request, RequestHead};
-use crate::listener::{Admission, Destination};
+use crate::listener::{Admission, Area};
 use crate::mutex::lock;
 use crate::secret::SecretDigest;
 use crate::store::Store;
@@ -40,16 +40,16 @@ impl KnownBrowsers {
     /// clients on this host: unknown clients can neither delay them nor take their places.
     pub fn admit(&self, client: ClientInfo, head: &RequestHead) -> Admission {
         let browser = cookies::digest(client, head, BROWSER).filter(|digest| self.contains(digest));
-        let (lane, client_network) = match SignInSource::new(client, browser) {
+        let (lane, network) = match SignInSource::new(client, browser) {
             SignInSource::Browser(digest) => (Some(hex::encode(digest.0).into()), None),
             SignInSource::Loopback => (Some("loopback".into()), None),
             SignInSource::Unknown(address) => (None, address),
         };
         Admission {
-            destination: Destination::Console(cookies::digest(client, head, SESSION)),
+            area: Area::Console,
+            credential: cookies::digest(client, head, SESSION),
             lane,
-            client_network,
-            exclusive: (head.method(), head.path()) == ("POST", "/sign-in"),
+            network,
         }
     }
 

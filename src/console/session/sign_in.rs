@@ -30,8 +30,7 @@ const SESSION_TIME: i64 = 12 * HOUR;
 /// The time in seconds that a browser stays known after its last sign-in.
 const BROWSER_TIME: i64 = 90 * DAY;
 
-/// Verifies a password. The queue runs one such request at a time, so hashing needs its memory
-/// once, and the others wait in their lanes without a thread.
+/// Verifies a password, and signs its browser in.
 pub fn submit(console: &Console, request: &PageRequest, stored: &PasswordHash) -> PageResult {
     let client = request.http.client;
     let refused = |status: u16, alert: Markup| form(console, request, Some((status, alert)));
@@ -50,8 +49,8 @@ pub fn submit(console: &Console, request: &PageRequest, stored: &PasswordHash) -
         .cookie(BROWSER)
         .filter(|token| console.browsers.contains(&SecretDigest::of(token)));
     let source = SignInSource::new(client, browser.map(SecretDigest::of));
-    let throttle = || lock(&console.sign_ins);
-    if let Err(wait) = throttle().try_now(source, Instant::now()) {
+    let mut throttle = lock(&console.sign_ins);
+    if let Err(wait) = throttle.try_now(source, Instant::now()) {
         let seconds = (wait.as_secs_f64().ceil() as i64).max(1);
         let alert = html! {
             "There were too many attempts. Try again in "
@@ -60,7 +59,7 @@ pub fn submit(console: &Console, request: &PageRequest, stored: &PasswordHash) -
         return Ok(refused(429, alert).with("retry-after", seconds.to_string()));
     }
     if !password::verify(request.form.get("password"), stored) {
-        throttle().failed(source, Instant::now());
+        throttle.failed(source, Instant::now());
         let audit = &console.store.audit;
         audit.note_failed_sign_in(client.peer, request.now);
         if logging::allow_refusal_line(FailureCause::SignIn, client.peer) {
@@ -68,7 +67,7 @@ pub fn submit(console: &Console, request: &PageRequest, stored: &PasswordHash) -
         }
         return wrong();
     }
-    throttle().succeeded(source);
+    throttle.succeeded(source);
     // A known browser keeps its token, so that it stays known if this response is lost.
     let session = secret_hex::<32>();
     let browser = browser.map_or_else(secret_hex::<32>, str::to_owned);

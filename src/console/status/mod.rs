@@ -201,7 +201,7 @@ fn gateways(console: &Console) -> Result<Markup, DatabaseError> {
 
 /// A table of the keys whose requests run or wait; nothing if there are none.
 fn queue_by_key(console: &Console) -> Result<Markup, DatabaseError> {
-    let mut lanes = console.monitoring.listener.lanes();
+    let mut lanes = console.monitoring.listener.dispatcher.lanes();
     if lanes.is_empty() {
         return Ok(html! {});
     }

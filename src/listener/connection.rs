@@ -1,21 +1,28 @@
 //! One client's connection: the bytes of its next request, and the bytes still to be sent.
 
-mod receiving;
-
-use std::io;
+use std::io::{self, Read};
+use std::mem;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::admission::{Admission, PendingRequest};
-use super::limits::Limits;
-use super::socket::InboundStream;
+use mio::net::TcpStream;
+
+use super::socket;
 use super::tls::TlsSession;
-use crate::http::response::{ConnectionHeader, Response};
-use crate::http::{ClientInfo, Malformed, Reader, RequestHead};
+use super::{Admission, Limits, PendingRequest, Service};
+use crate::http::response::{CONTINUE, ConnectionHeader, Response};
+use crate::http::{ClientInfo, Malformed, ReadStep, Reader, Request, RequestHead};
+
+/// The responses that only a head was needed for, after which a connection ends: a client that
+/// pipelines such requests and reads nothing would fill the system's buffers with the responses.
+const MAX_HEAD_RESPONSES: usize = 100;
+
+/// The part of a response for which the client has the whole time again once it has taken it.
+const RENEWAL: usize = 64 * 1024;
 
 pub(super) struct InboundConnection {
-    stream: InboundStream,
+    stream: TcpStream,
     tls: Option<Box<TlsSession>>,
     /// `None` on a Unix socket.
     pub peer: Option<IpAddr>,
@@ -24,7 +31,7 @@ pub(super) struct InboundConnection {
     pub deadline: Option<Instant>,
     reader: Reader,
     /// The decision from the head of the request whose body is being read.
-    admitted: Option<(ClientInfo, Admission)>,
+    admitted: Option<Admitted>,
     /// The responses that only a head was needed for.
     head_responses: usize,
     /// The socket may hold bytes. Events are edge-triggered, so this has to be remembered.
@@ -45,25 +52,23 @@ enum Phase {
     Draining { left: usize },
 }
 
+/// A request that is to be read, with its service.
+pub(super) struct Admitted {
+    pub client: ClientInfo,
+    pub service: Arc<dyn Service>,
+    pub admission: Admission,
+}
+
 /// A response, and how much of it is sent.
 pub(super) struct Outgoing {
-    pub bytes: Vec<u8>,
-    pub sent: usize,
-    /// Dropped once the response is sent.
-    pub _permit: Option<Arc<()>>,
+    bytes: Vec<u8>,
+    sent: usize,
+    /// Held until it is sent.
+    _permit: Option<Arc<()>>,
     pub header: ConnectionHeader,
 }
 
 impl Outgoing {
-    pub fn new(bytes: Vec<u8>, header: ConnectionHeader) -> Self {
-        Self {
-            bytes,
-            sent: 0,
-            _permit: None,
-            header,
-        }
-    }
-
     /// Encodes the response to a request, and decides between keep-alive and close. If the body was
     /// not read, the beginning of the next request is unknown.
     pub fn encode(
@@ -79,20 +84,30 @@ impl Outgoing {
         } else {
             ConnectionHeader::Omitted
         };
-        let is_head = head.method() == "HEAD";
-        let bytes = response.encode(header, is_head);
         Self {
+            bytes: response.encode(header, head.method() == "HEAD"),
+            sent: 0,
             _permit: response.permit,
-            ..Self::new(bytes, header)
+            header,
         }
     }
 
     /// Encodes a response after which the connection closes.
     pub fn last(response: &Response, without_body: bool) -> Self {
-        Self::new(
-            response.encode(ConnectionHeader::Close, without_body),
-            ConnectionHeader::Close,
-        )
+        Self {
+            bytes: response.encode(ConnectionHeader::Close, without_body),
+            ..Self::none()
+        }
+    }
+
+    /// Closes the connection without a response.
+    pub fn none() -> Self {
+        Self {
+            bytes: Vec::new(),
+            sent: 0,
+            _permit: None,
+            header: ConnectionHeader::Close,
+        }
     }
 }
 
@@ -107,7 +122,7 @@ pub(super) struct Turn<'a> {
     pub handshake_allowed: bool,
     /// Responses close their connection.
     pub stopping: bool,
-    pub admit: &'a dyn Fn(&mut ClientInfo, &RequestHead) -> Result<Admission, Response>,
+    pub admit: &'a dyn Fn(ClientInfo, &RequestHead) -> Result<Admitted, Response>,
 }
 
 /// The reason why a turn ended.
@@ -134,7 +149,7 @@ impl From<io::Error> for TurnResult {
 
 impl InboundConnection {
     pub fn new(
-        stream: InboundStream,
+        stream: TcpStream,
         tls: Option<TlsSession>,
         peer: Option<IpAddr>,
         limits: &Limits,
@@ -164,7 +179,7 @@ impl InboundConnection {
         loop {
             match self.phase {
                 Phase::Working => return TurnResult::Waiting,
-                Phase::Reading => return self.receive(turn),
+                Phase::Reading => return self.receive(turn).unwrap_or_else(|end| end),
                 Phase::Sending(_) => {
                     if let Err(end) = self.send(turn.limits) {
                         return end;
@@ -199,7 +214,7 @@ impl InboundConnection {
     }
 
     /// In the middle of a handshake: no response can be sent yet.
-    pub fn is_handshaking(&self) -> bool {
+    fn is_handshaking(&self) -> bool {
         self.tls
             .as_ref()
             .is_some_and(|session| session.is_handshaking())
@@ -222,7 +237,7 @@ impl InboundConnection {
     }
 
     /// The socket, unless what is sent on it has to be encrypted.
-    pub fn plain_stream(&self) -> Option<&InboundStream> {
+    pub fn plain_stream(&self) -> Option<&TcpStream> {
         self.tls.is_none().then_some(&self.stream)
     }
 
@@ -255,13 +270,6 @@ impl InboundConnection {
         }
     }
 
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match &mut self.tls {
-            Some(session) => session.write(&self.stream, bytes),
-            None => self.stream.write_available(bytes),
-        }
-    }
-
     /// Sends the response, and then reads the next request or drains. Ends the turn if the response
     /// is not complete.
     fn send(&mut self, limits: &Limits) -> Result<(), TurnResult> {
@@ -271,35 +279,182 @@ impl InboundConnection {
         let rest = &outgoing.bytes[outgoing.sent..];
         let (taken, is_flushed) = match &mut self.tls {
             Some(session) => (session.write(&self.stream, rest)?, session.is_flushed()),
-            None => (self.stream.write_available(rest)?, true),
+            None => (socket::write_available(&self.stream, rest)?, true),
         };
+        let before = outgoing.sent;
         outgoing.sent += taken;
         if outgoing.sent < outgoing.bytes.len() || !is_flushed {
+            if outgoing.sent / RENEWAL > before / RENEWAL {
+                self.deadline = Some(Instant::now() + limits.send_time);
+            }
             return Err(TurnResult::Waiting);
         }
-        match outgoing.header {
-            ConnectionHeader::Omitted | ConnectionHeader::KeepAlive => {
-                self.phase = Phase::Reading;
-                let time = match self.reader.is_between_requests() {
-                    true => limits.idle_time,
-                    false => limits.request_time,
-                };
-                self.deadline = Some(Instant::now() + time);
-            }
-            ConnectionHeader::Close => {
-                // What still comes is not decrypted.
-                if let Some(mut session) = self.tls.take() {
-                    session.finish(&self.stream);
+        if outgoing.header != ConnectionHeader::Close {
+            self.phase = Phase::Reading;
+            // The next request may have come with the last one.
+            let time = if self.reader.is_between_requests() {
+                limits.idle_time
+            } else {
+                limits.request_time
+            };
+            self.deadline = Some(Instant::now() + time);
+            return Ok(());
+        }
+        // What still comes is not decrypted.
+        if let Some(mut session) = self.tls.take() {
+            session.finish(&self.stream);
+        }
+        socket::finish(&self.stream);
+        self.forget_request();
+        self.phase = Phase::Draining {
+            left: limits.drain_bytes,
+        };
+        self.deadline = Some(Instant::now() + limits.drain_time);
+        Ok(())
+    }
+
+    /// Reads until a request is complete or its head was enough for a response.
+    fn receive(&mut self, turn: &mut Turn) -> Result<TurnResult, TurnResult> {
+        if turn.left == 0 {
+            return Ok(TurnResult::TurnOver);
+        }
+        let mut was_between = false;
+        loop {
+            match self.reader.step() {
+                Err(malformed) => return Ok(TurnResult::Malformed(malformed)),
+                Ok(ReadStep::Head) => {
+                    let client = ClientInfo {
+                        peer: self.peer,
+                        proxied: false,
+                        secure: self.tls.is_some(),
+                    };
+                    match (turn.admit)(client, self.reader.head()) {
+                        Ok(admitted) => self.admitted = Some(admitted),
+                        Err(response) => return Ok(self.refuse_head(response, turn.stopping)),
+                    }
                 }
-                self.stream.finish();
-                self.forget_request();
-                self.phase = Phase::Draining {
-                    left: limits.drain_bytes,
-                };
-                self.deadline = Some(Instant::now() + limits.drain_time);
+                Ok(ReadStep::Request(request)) => {
+                    let Admitted {
+                        client,
+                        service,
+                        admission,
+                    } = self
+                        .admitted
+                        .take()
+                        .expect("the head comes before the request");
+                    let request = Request { client, ..request };
+                    let pending = PendingRequest::new(request, admission, service);
+                    return Ok(TurnResult::Request(Box::new(pending)));
+                }
+                Ok(ReadStep::More) => {
+                    if was_between && !self.reader.is_between_requests() {
+                        self.deadline = Some(Instant::now() + turn.limits.request_time);
+                    }
+                    if self.reader.take_continue() {
+                        // Best effort: a client that can't take it now will send its body anyway.
+                        let _ = match &mut self.tls {
+                            Some(session) => session.write(&self.stream, CONTINUE),
+                            None => socket::write_available(&self.stream, CONTINUE),
+                        };
+                    }
+                    was_between = self.reader.is_between_requests();
+                    let count = self.fill(turn)?;
+                    self.reader.append(&turn.scratch[..count]);
+                }
             }
         }
-        Ok(())
+    }
+
+    /// Ends a request for which the head was enough. If the body has not come whole, the beginning
+    /// of the next request is unknown.
+    fn refuse_head(&mut self, response: Response, is_stopping: bool) -> TurnResult {
+        let (head, is_body_skipped) = self.reader.refuse();
+        self.head_responses += 1;
+        let is_last = is_stopping || self.head_responses >= MAX_HEAD_RESPONSES;
+        TurnResult::Response(Outgoing::encode(response, &head, is_body_skipped, is_last))
+    }
+
+    /// Discards what the client still sends, until it ends or the limit is reached.
+    fn drain(&mut self, turn: &mut Turn) -> TurnResult {
+        loop {
+            let count = match self.fill_raw(turn) {
+                Ok(count) => count,
+                Err(end) => return end,
+            };
+            let Phase::Draining { left } = &mut self.phase else {
+                unreachable!("only after the last response is there anything to drain");
+            };
+            *left = left.saturating_sub(count);
+            if *left == 0 {
+                return TurnResult::Gone;
+            }
+        }
+    }
+
+    /// Reads decrypted bytes into `turn.scratch`, and returns how many. Without any, the turn ends.
+    fn fill(&mut self, turn: &mut Turn) -> Result<usize, TurnResult> {
+        let Some(session) = &mut self.tls else {
+            return self.fill_raw(turn);
+        };
+        session.flush(&self.stream)?;
+        loop {
+            match session.read(turn.scratch)? {
+                Some(0) => return Err(TurnResult::Gone),
+                Some(count) => return Ok(count),
+                None => {}
+            }
+            if !self.readable {
+                session.shrink_buffer();
+                return Err(TurnResult::Waiting);
+            }
+            if turn.left == 0 {
+                return Err(TurnResult::TurnOver);
+            }
+            let (was_handshaking, was_established) =
+                (session.is_handshaking(), session.is_established());
+            if !was_established && !mem::take(&mut turn.handshake_allowed) {
+                return Err(TurnResult::Handshake);
+            }
+            match session.receive(&self.stream) {
+                Ok(0) => return Err(TurnResult::Gone),
+                Ok(count) => {
+                    turn.left = turn.left.saturating_sub(count);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable = false,
+                Err(_) => return Err(TurnResult::Gone),
+            }
+            // A handshake has the same deadline as a request, from its first byte on.
+            if session.is_handshaking() && !was_handshaking {
+                self.deadline = Some(Instant::now() + turn.limits.request_time);
+            } else if !was_established && session.is_established() {
+                self.deadline = Some(Instant::now() + turn.limits.idle_time);
+            }
+        }
+    }
+
+    /// Reads bytes as they are on the wire.
+    fn fill_raw(&mut self, turn: &mut Turn) -> Result<usize, TurnResult> {
+        if !self.readable {
+            return Err(TurnResult::Waiting);
+        }
+        let most = turn.left.min(turn.scratch.len());
+        if most == 0 {
+            return Err(TurnResult::TurnOver);
+        }
+        match (&self.stream).read(&mut turn.scratch[..most]) {
+            Ok(0) => Err(TurnResult::Gone),
+            Ok(count) => {
+                turn.left -= count;
+                // A short read took all that there was.
+                self.readable = count == most || self.read_closed;
+                Ok(count)
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.readable = false;
+                Err(TurnResult::Waiting)
+            }
+            Err(_) => Err(TurnResult::Gone),
+        }
     }
 }
 
@@ -310,15 +465,20 @@ mod tests {
 
     use mio::net::UnixStream;
 
+    use super::super::lanes::tests::{NoService, unknown};
     use super::*;
-    use crate::listener::Destination;
 
     const TURN: usize = 10_000;
 
     /// Takes a turn, and returns what came of it and how much was not read.
     fn take_turn(connection: &mut InboundConnection, limits: &Limits) -> (TurnResult, usize) {
-        let admit =
-            |_: &mut ClientInfo, _: &RequestHead| Ok(Admission::new(Destination::Console(None)));
+        let admit = |client: ClientInfo, _: &RequestHead| {
+            Ok(Admitted {
+                client,
+                service: Arc::new(NoService),
+                admission: unknown(),
+            })
+        };
         let mut turn = Turn {
             scratch: &mut [0; 4096],
             limits,
@@ -335,7 +495,7 @@ mod tests {
     fn a_turn_ends_although_more_has_come() {
         let limits = Limits::default();
         let (stream, mut client) = UnixStream::pair().expect("two sockets");
-        let stream = mio::net::TcpStream::from(OwnedFd::from(stream)).into();
+        let stream = TcpStream::from(OwnedFd::from(stream));
         let mut connection = InboundConnection::new(stream, None, None, &limits);
         client
             .write_all(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n")
@@ -355,10 +515,8 @@ mod tests {
             (TurnResult::Waiting, 1..)
         ));
         // What is discarded after the last response costs turns too.
-        connection.send_response(
-            Outgoing::new(b"bye".to_vec(), ConnectionHeader::Close),
-            &limits,
-        );
+        let bye = Response::new(200, "text/plain", b"bye".to_vec());
+        connection.send_response(Outgoing::last(&bye, false), &limits);
         client
             .write_all(&[b'x'; TURN + 1])
             .expect("it should be taken");

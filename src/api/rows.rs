@@ -1,5 +1,5 @@
-//! The row of a request: the failures if it can't be written, and a limit on the rows of refused
-//! requests.
+//! The row of a request: the failures if it can't be written, and a limit on the rows of requests
+//! that cost nothing.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -10,25 +10,25 @@ use crate::error::Failure;
 use crate::mutex::lock;
 use crate::rate_limiter::RateLimiter;
 
-/// The rows of one key's refusals.
+/// The rows of one key's requests without a measured token.
 const ROWS: RateLimiter = RateLimiter::new(100, Duration::from_millis(100));
 
 const LINES: RateLimiter = RateLimiter::new(1, Duration::from_secs(60));
 
-/// Limits the rows of a key's refused requests: a client that sends only invalid requests must not
-/// fill the disk.
+/// Limits the rows of a key's requests that ended without a measured token: a client that sends only
+/// invalid requests, or retries while the runtime is down, must not fill the disk.
 #[derive(Default)]
-pub struct Refusals(Mutex<RefusalState>);
+pub struct RowLimits(Mutex<RowLimitState>);
 
-struct RefusalState {
-    /// The keys that were refused lately.
+struct RowLimitState {
+    /// The keys that had such requests lately.
     rows: HashMap<String, RateLimiter>,
-    /// Refusals without a row since the last line in the log.
+    /// Requests without a row since the last line in the log.
     unlogged: u64,
     lines: RateLimiter,
 }
 
-impl Default for RefusalState {
+impl Default for RowLimitState {
     fn default() -> Self {
         Self {
             rows: HashMap::new(),
@@ -38,10 +38,10 @@ impl Default for RefusalState {
     }
 }
 
-impl Refusals {
-    /// Returns true if a refused request of this key gets a row. The others are counted in a log
-    /// line once a minute.
-    pub fn allow_row(&self, key_id: &str, now: Instant) -> bool {
+impl RowLimits {
+    /// Returns true if such a request of this key gets a row. The others are counted in a log line
+    /// once a minute.
+    pub fn allow(&self, key_id: &str, now: Instant) -> bool {
         let mut state = lock(&self.0);
         if !state.rows.contains_key(key_id) {
             state.rows.retain(|_, rows| !rows.is_full(now));
@@ -53,7 +53,7 @@ impl Refusals {
         state.unlogged += 1;
         if state.lines.allow(now) {
             log::warn!(
-                "refused requests that were not recorded: {} since the last report",
+                "requests without a measured token that were not recorded: {} since the last line",
                 state.unlogged
             );
             state.unlogged = 0;
@@ -73,7 +73,7 @@ pub fn unavailable(error: &DatabaseError) -> Failure {
 
 /// The failure if the row of a completion could not be written, so it is not sent. An automatic
 /// retry would only spend another inference.
-pub fn row_not_written(error: &DatabaseError) -> Failure {
+pub fn not_written(error: &DatabaseError) -> Failure {
     Failure {
         no_retry: true,
         ..Failure::unavailable(
@@ -90,11 +90,11 @@ mod tests {
 
     #[test]
     fn a_burst_and_then_some_per_second() {
-        let refusals = Refusals::default();
+        let limits = RowLimits::default();
         let start = Instant::now();
         let rows = |key: &str, count: usize, second: u64| {
             let now = start + Duration::from_secs(second);
-            (0..count).filter(|_| refusals.allow_row(key, now)).count()
+            (0..count).filter(|_| limits.allow(key, now)).count()
         };
         assert_eq!(rows("a", 150, 0), 100);
         assert_eq!(rows("b", 1, 0), 1, "each key has its own");
@@ -103,7 +103,7 @@ mod tests {
         assert_eq!(rows("a", 30, 3), 20);
         assert_eq!(rows("a", 200, 3600), 100, "never more than the burst");
         assert_eq!(rows("c", 1, 7200), 1);
-        let state = refusals.0.lock().expect("no panic");
+        let state = limits.0.lock().expect("no panic");
         assert_eq!(
             state.rows.keys().collect::<Vec<_>>(),
             ["c"],
