@@ -93,20 +93,6 @@ impl Keys {
         )
     }
 
-    /// Returns those of these keys that exist, without their last use.
-    pub fn find_all(&self, ids: &[Arc<str>]) -> Result<Vec<Key>> {
-        let (now, select) = (when::now(), select(&self.database, "NULL", BY_ID));
-        let find = |id: &Arc<str>| Statement::new(select.clone(), parameters(now, (&**id).into()));
-        let statements: Vec<Statement> = ids.iter().map(find).collect();
-        let mut keys = Vec::new();
-        self.database.read(|session| {
-            session.run(&statements, &mut |_, row| {
-                read_key(row).map(|key| keys.push(key))
-            })
-        })?;
-        Ok(keys)
-    }
-
     /// All keys, the oldest first.
     pub fn list(&self) -> Result<Vec<Key>> {
         self.select_keys("")
