@@ -1,9 +1,7 @@
-//! A blocking TCP stream whose every read and write ends at a deadline, for the calls to other
-//! servers.
+//! A blocking TCP stream whose every read and write ends at a deadline, for PostgreSQL.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -14,11 +12,8 @@ const TIMEOUT_STEP: Duration = Duration::from_millis(125);
 
 #[derive(Debug)]
 pub struct TimedStream {
-    /// Shared, so that another thread can shut it down.
-    pub stream: Arc<TcpStream>,
+    stream: TcpStream,
     pub deadline: Instant,
-    /// Bytes were sent since this was last cleared.
-    pub has_sent: bool,
     /// The timeout that is set on the socket.
     timeout: Duration,
 }
@@ -26,9 +21,8 @@ pub struct TimedStream {
 impl TimedStream {
     pub fn new(stream: TcpStream, deadline: Instant) -> Self {
         Self {
-            stream: Arc::new(stream),
+            stream,
             deadline,
-            has_sent: false,
             timeout: Duration::ZERO,
         }
     }
@@ -64,7 +58,7 @@ impl TimedStream {
     /// Returns true if the server has neither closed the connection nor sent unrequested bytes.
     pub fn is_quiet(&self) -> bool {
         let waiting = recv(
-            &*self.stream,
+            &self.stream,
             &mut [0; 1],
             RecvFlags::PEEK | RecvFlags::DONTWAIT,
         );
@@ -114,12 +108,10 @@ impl Read for TimedStream {
 impl Write for TimedStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.in_time(|mut stream| stream.write(bytes))
-            .inspect(|&count| self.has_sent |= count > 0)
     }
 
     fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         self.in_time(|mut stream| stream.write_vectored(parts))
-            .inspect(|&count| self.has_sent |= count > 0)
     }
 
     fn flush(&mut self) -> io::Result<()> {
