@@ -1,6 +1,6 @@
 //! Start and stop: sockets, signals and leftover files.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -18,6 +18,25 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::support::{
     Client, Folder, PATIENCE, Runtime, Script, Server, chat, completion, exists, request, until,
 };
+
+/// Constant use of the console would cost completions a third of their rate.
+#[test]
+fn the_consoles_threads_give_way_to_the_workers() {
+    let server = Server::new(None).start();
+    let nice_values = |name: &str| -> Vec<i32> {
+        let threads = fs::read_dir(format!("/proc/{}/task", server.pid())).expect("the threads");
+        threads
+            .filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("stat")).ok())
+            .filter(|stat| stat.contains(&format!("({name})")))
+            .filter_map(|stat| stat.split(' ').nth(18)?.parse().ok())
+            .collect()
+    };
+    until("the threads run", || {
+        let (console, workers) = (nice_values("console"), nice_values("worker"));
+        let least = workers.first().map(|nice| nice + 1);
+        (console.len(), workers.len()) == (2, 16) && console.iter().all(|nice| Some(*nice) >= least)
+    });
+}
 
 #[test]
 fn a_unix_socket() {

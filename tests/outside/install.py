@@ -81,6 +81,12 @@ def install(machine, runtime, package, later):
     machine.run("chmod", "600", "/etc/adriaticum/runtime-key")
     machine.run("systemctl", "restart", "adriaticum")
 
+    # The sandbox lets the console's threads give way to the workers.
+    process = machine.outside(machine.pid())
+    threads = [path.read_text() for path in pathlib.Path(f"/proc/{process}/task").glob("*/stat")]
+    nice = [thread.split()[18] for thread in threads if "(console)" in thread]
+    ensure(nice == ["10", "10"], f"the nice values of the console's threads are {nice}")
+
     # Root and the service's user can run commands, and the database stays the property of the service's user.
     machine.key = machine.run("adriaticum", "keys", "create", "load").strip()
     machine.run("setpriv", "--reuid=adriaticum", "--regid=adriaticum", "--clear-groups", "adriaticum", "keys", "list")
