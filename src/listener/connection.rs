@@ -134,8 +134,6 @@ pub(super) enum TurnResult {
     /// It waits for a turn in which it may take the next step of its handshake.
     Handshake,
     Request(Box<PendingRequest>),
-    /// The head was enough for a response.
-    Response(Outgoing),
     Malformed(Malformed),
     Gone,
 }
@@ -177,15 +175,14 @@ impl InboundConnection {
     /// over.
     pub fn run_turn(&mut self, turn: &mut Turn) -> TurnResult {
         loop {
-            match self.phase {
+            let result = match self.phase {
                 Phase::Working => return TurnResult::Waiting,
-                Phase::Reading => return self.receive(turn).unwrap_or_else(|end| end),
-                Phase::Sending(_) => {
-                    if let Err(end) = self.send(turn.limits) {
-                        return end;
-                    }
-                }
                 Phase::Draining { .. } => return self.drain(turn),
+                Phase::Reading => self.receive(turn),
+                Phase::Sending(_) => self.send(turn.limits),
+            };
+            if let Err(end) = result {
+                return end;
             }
         }
     }
@@ -313,15 +310,15 @@ impl InboundConnection {
         Ok(())
     }
 
-    /// Reads until a request is complete or its head was enough for a response.
-    fn receive(&mut self, turn: &mut Turn) -> Result<TurnResult, TurnResult> {
+    /// Reads until a request is complete, which ends the turn, or its head was enough for a response.
+    fn receive(&mut self, turn: &mut Turn) -> Result<(), TurnResult> {
         if turn.left == 0 {
-            return Ok(TurnResult::TurnOver);
+            return Err(TurnResult::TurnOver);
         }
         let mut was_between = false;
         loop {
             match self.reader.step() {
-                Err(malformed) => return Ok(TurnResult::Malformed(malformed)),
+                Err(malformed) => return Err(TurnResult::Malformed(malformed)),
                 Ok(ReadStep::Head) => {
                     let client = ClientInfo {
                         peer: self.peer,
@@ -330,7 +327,10 @@ impl InboundConnection {
                     };
                     match (turn.admit)(client, self.reader.head()) {
                         Ok(admitted) => self.admitted = Some(admitted),
-                        Err(response) => return Ok(self.refuse_head(response, turn.stopping)),
+                        Err(response) => {
+                            self.refuse_head(response, turn);
+                            return Ok(());
+                        }
                     }
                 }
                 Ok(ReadStep::Request(request)) => {
@@ -344,7 +344,7 @@ impl InboundConnection {
                         .expect("the head comes before the request");
                     let request = Request { client, ..request };
                     let pending = PendingRequest::new(request, admission, service);
-                    return Ok(TurnResult::Request(Box::new(pending)));
+                    return Err(TurnResult::Request(Box::new(pending)));
                 }
                 Ok(ReadStep::More) => {
                     if was_between && !self.reader.is_between_requests() {
@@ -366,12 +366,15 @@ impl InboundConnection {
     }
 
     /// Ends a request for which the head was enough. If the body has not come whole, the beginning
-    /// of the next request is unknown.
-    fn refuse_head(&mut self, response: Response, is_stopping: bool) -> TurnResult {
+    /// of the next request is unknown. One response a turn: a client that pipelines such requests
+    /// gets no more of the loop than others.
+    fn refuse_head(&mut self, response: Response, turn: &mut Turn) {
         let (head, is_body_skipped) = self.reader.refuse();
         self.head_responses += 1;
-        let is_last = is_stopping || self.head_responses >= MAX_HEAD_RESPONSES;
-        TurnResult::Response(Outgoing::encode(response, &head, is_body_skipped, is_last))
+        let is_last = turn.stopping || self.head_responses >= MAX_HEAD_RESPONSES;
+        let outgoing = Outgoing::encode(response, &head, is_body_skipped, is_last);
+        self.send_response(outgoing, turn.limits);
+        turn.left = 0;
     }
 
     /// Discards what the client still sends, until it ends or the limit is reached.

@@ -335,12 +335,6 @@ impl EventLoop {
                     let failure = Failure::invalid(FailureCause::Http, malformed.0);
                     self.refuse(index, None, failure);
                 }
-                TurnResult::Response(outgoing) => {
-                    // One response a turn: a client that pipelines such requests gets no more of
-                    // the loop than others.
-                    left = 0;
-                    entry.connection.send_response(outgoing, &self.limits);
-                }
                 TurnResult::Request(mut pending) => {
                     pending.connection = index;
                     self.hand_over(pending);
