@@ -1,8 +1,10 @@
 //! The listener's load, for metrics, the console and the log.
 
+use std::array;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use log::Level;
 use mio::Waker;
 
 use super::Limits;
@@ -32,44 +34,33 @@ pub enum LoadEvent {
     AbandonedRunning,
 }
 
-/// In the order of [`LoadEvent::ALL`].
-pub(super) type EventCounts = [u64; LoadEvent::ALL.len()];
+/// The number of each event, in the order of the variants.
+pub(super) type EventCounts = [u64; EVENTS.len()];
 
-impl LoadEvent {
-    /// In the order of the variants.
-    pub const ALL: [Self; 8] = [
-        Self::QueueFull,
-        Self::ConsoleFull,
-        Self::BuffersFull,
-        Self::Rejected,
-        Self::UnfinishedEvicted,
-        Self::IdleEvicted,
-        Self::AbandonedWaiting,
-        Self::AbandonedRunning,
-    ];
-
-    /// The name in the log.
-    fn name(self) -> &'static str {
-        match self {
-            Self::QueueFull => "queue_full",
-            Self::ConsoleFull => "console_full",
-            Self::BuffersFull => "buffers_full",
-            Self::Rejected => "connections_rejected",
-            Self::UnfinishedEvicted => "unfinished_evicted",
-            Self::IdleEvicted => "idle_evicted",
-            Self::AbandonedWaiting => "abandoned_waiting",
-            Self::AbandonedRunning => "abandoned_running",
-        }
-    }
-
-    /// Returns true if it may affect a client that does nothing wrong.
-    fn is_warning(self) -> bool {
-        !matches!(
-            self,
-            Self::IdleEvicted | Self::AbandonedWaiting | Self::AbandonedRunning
-        )
-    }
-}
+/// The events in the order of the variants, each with its name in the log and the level of its line:
+/// a warning if it may affect a client that does nothing wrong.
+const EVENTS: [(LoadEvent, &str, Level); 8] = [
+    (LoadEvent::QueueFull, "queue_full", Level::Warn),
+    (LoadEvent::ConsoleFull, "console_full", Level::Warn),
+    (LoadEvent::BuffersFull, "buffers_full", Level::Warn),
+    (LoadEvent::Rejected, "connections_rejected", Level::Warn),
+    (
+        LoadEvent::UnfinishedEvicted,
+        "unfinished_evicted",
+        Level::Warn,
+    ),
+    (LoadEvent::IdleEvicted, "idle_evicted", Level::Info),
+    (
+        LoadEvent::AbandonedWaiting,
+        "abandoned_waiting",
+        Level::Info,
+    ),
+    (
+        LoadEvent::AbandonedRunning,
+        "abandoned_running",
+        Level::Info,
+    ),
+];
 
 /// The load of one moment, and counts since the start.
 #[derive(Clone, Copy, Debug)]
@@ -84,7 +75,6 @@ pub struct Snapshot {
     pub buffered_bytes: Gauge,
     /// Connections that were taken.
     pub accepted: u64,
-    /// In the order of [`LoadEvent::ALL`].
     pub events: EventCounts,
 }
 
@@ -111,8 +101,8 @@ pub struct ListenerState {
     /// The memory that the connections and their requests hold, the console's too.
     buffered: AtomicUsize,
     accepted: AtomicU64,
-    /// In the order of [`LoadEvent::ALL`].
-    events: [AtomicU64; LoadEvent::ALL.len()],
+    /// In the order of the variants.
+    events: [AtomicU64; EVENTS.len()],
 }
 
 impl ListenerState {
@@ -146,7 +136,7 @@ impl ListenerState {
     }
 
     pub(super) fn event_counts(&self) -> EventCounts {
-        LoadEvent::ALL.map(|event| self.events[event as usize].load(Ordering::Relaxed))
+        array::from_fn(|event| self.events[event].load(Ordering::Relaxed))
     }
 
     /// Publishes the loop's figures, once per round.
@@ -204,23 +194,18 @@ impl EventLog {
         }
     }
 
-    /// The counters that changed since the last line; a warning if one may affect a client that does
-    /// nothing wrong.
-    fn line(&self, counts: EventCounts) -> (log::Level, String) {
-        let (mut level, mut line) = (
-            log::Level::Info,
-            String::from("listener, since the last line:"),
-        );
-        for event in LoadEvent::ALL {
+    /// The counters that changed since the last line, and its level.
+    fn line(&self, counts: EventCounts) -> (Level, String) {
+        let (mut line, mut line_level) =
+            (String::from("listener, since the last line:"), Level::Info);
+        for (event, name, level) in EVENTS {
             let count = counts[event as usize] - self.logged[event as usize];
             if count > 0 {
-                line += &format!(" {}={count}", event.name());
-                if event.is_warning() {
-                    level = log::Level::Warn;
-                }
+                line += &format!(" {name}={count}");
+                line_level = line_level.min(level);
             }
         }
-        (level, line)
+        (line_level, line)
     }
 }
 
@@ -230,13 +215,11 @@ mod tests {
 
     #[test]
     fn the_list_is_whole_and_in_the_order_of_the_variants() {
-        let is_in_place = |(place, &event): (usize, &LoadEvent)| event as usize == place;
-        assert!(LoadEvent::ALL.iter().enumerate().all(is_in_place));
-        assert_eq!(
-            LoadEvent::AbandonedRunning as usize + 1,
-            LoadEvent::ALL.len(),
-            "the last variant"
-        );
+        for (place, (event, ..)) in EVENTS.into_iter().enumerate() {
+            assert_eq!(event as usize, place);
+        }
+        let last = LoadEvent::AbandonedRunning as usize;
+        assert_eq!(last + 1, EVENTS.len());
     }
 
     #[test]
@@ -249,7 +232,7 @@ mod tests {
         assert_eq!(
             log.line(counts),
             (
-                log::Level::Info,
+                Level::Info,
                 "listener, since the last line: idle_evicted=2".into()
             )
         );
@@ -263,7 +246,7 @@ mod tests {
         assert_eq!(
             log.line(counts),
             (
-                log::Level::Warn,
+                Level::Warn,
                 "listener, since the last line: queue_full=3 idle_evicted=1".into()
             ),
             "it waits for its time"
