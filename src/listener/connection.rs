@@ -11,6 +11,7 @@ use mio::net::TcpStream;
 use super::socket;
 use super::tls::TlsSession;
 use super::{Admission, Limits, PendingRequest, Service};
+use crate::error::{Failure, FailureCause};
 use crate::http::response::{CONTINUE, ConnectionHeader, Response};
 use crate::http::{ClientInfo, Malformed, ReadStep, Reader, Request, RequestHead};
 
@@ -459,6 +460,20 @@ impl InboundConnection {
             Err(_) => Err(TurnResult::Gone),
         }
     }
+}
+
+/// Sends 503 as far as that is possible at once. What has come is read first: closing a socket with
+/// unread bytes would reset it and destroy the response.
+pub(super) fn send_unavailable(
+    service: &dyn Service,
+    mut stream: &TcpStream,
+    peer: Option<IpAddr>,
+    scratch: &mut [u8],
+) {
+    let response = service.refuse(peer, Failure::overloaded(FailureCause::ConnectionsFull));
+    let _: io::Result<usize> = stream.read(scratch);
+    let _ = socket::write_available(stream, &response.encode(ConnectionHeader::Close, false));
+    socket::finish(stream);
 }
 
 #[cfg(test)]

@@ -13,9 +13,10 @@ use rustix::io::Errno;
 use slab::Slab;
 use threadpool::ThreadPool;
 
-use super::connection::{Admitted, InboundConnection, Outgoing, Turn, TurnResult};
+use super::connection::{
+    Admitted, InboundConnection, Outgoing, Turn, TurnResult, send_unavailable,
+};
 use super::dispatcher::{Area, Outcome};
-use super::eviction::send_unavailable;
 use super::load::{EventLog, ListenerState, LoadEvent};
 use super::origins::{Holding, Holdings, Origin, Resource, TurnQueue};
 use super::{FIRST_SOCKET, Limits, Listener, PendingRequest, STOP, Service, WAKE, Watchdog};

@@ -1,20 +1,14 @@
 //! Eviction: chooses the connection to close, or the waiting requests to shed, when connections,
 //! file descriptors or buffer bytes run out.
 
-use std::io::{self, Read};
-use std::net::IpAddr;
 use std::sync::Arc;
 
-use mio::net::TcpStream;
-
-use super::Service;
+use super::connection::send_unavailable;
 use super::event_loop::{ConnectionEntry, EventLoop};
 use super::load::LoadEvent;
 use super::origins::{Origin, Resource};
-use super::socket;
 use crate::error::{Failure, FailureCause};
 use crate::http::MAX_HEAD;
-use crate::http::response::ConnectionHeader;
 
 /// The quarters of `buffer_limit` that the requests of one key may hold. The rest is left to the
 /// others, also while none of its requests can be shed, because all of them run.
@@ -122,18 +116,4 @@ impl EventLoop {
         }
         self.close(index);
     }
-}
-
-/// Sends 503 as far as that is possible at once. What has come is read first: closing a socket with
-/// unread bytes would reset it and destroy the response.
-pub(super) fn send_unavailable(
-    service: &dyn Service,
-    mut stream: &TcpStream,
-    peer: Option<IpAddr>,
-    scratch: &mut [u8],
-) {
-    let response = service.refuse(peer, Failure::overloaded(FailureCause::ConnectionsFull));
-    let _: io::Result<usize> = stream.read(scratch);
-    let _ = socket::write_available(stream, &response.encode(ConnectionHeader::Close, false));
-    socket::finish(stream);
 }
