@@ -85,24 +85,17 @@ def an_empty_completion_is_a_completion():
 
 
 def a_reasoning_model_that_has_used_up_its_tokens_has_an_empty_text():
-    RUNTIME.answer = lambda body: (200, _answer(None, "length"))
-    completion = is_completion(SERVER.post(chat(), KEY), "")
-    assert (completion["choices"][0]["finish_reason"], completion["usage"]["total_tokens"]) == ("length", 14), completion
+    RUNTIME.answer = lambda body: (200, RUNTIME.completion(None, "length"))
+    is_completion(SERVER.post(chat(), KEY), "", "length")
 
 
 def an_answer_without_text_has_its_tokens_in_the_ledger():
-    RUNTIME.answer = lambda body: (200, _answer(None, "stop"))
+    RUNTIME.answer = lambda body: (200, RUNTIME.completion(None))
     reply = SERVER.post(chat(), KEY)
     error = is_error(reply, "inference_error")
     assert reply.headers.get("x-should-retry") == "false", reply.headers
     row = json.loads(SERVER.cli("usage", "show", error["request_id"], "--json").stdout)
     assert (row["status"], row["cause"], row["total_tokens"]) == (502, "no_text", 14), row
-
-
-def _answer(content, reason):
-    message = {"role": "assistant", "content": content}
-    usage = {"prompt_tokens": 11, "completion_tokens": 3, "total_tokens": 14}
-    return {"choices": [{"index": 0, "message": message, "finish_reason": reason}], "usage": usage}
 
 
 def token_figures_are_measured_or_null():
