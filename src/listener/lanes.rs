@@ -26,7 +26,7 @@ pub(super) struct Capacity {
 
 pub(super) struct Lanes {
     capacity: Capacity,
-    lanes: HashMap<LaneName, Lane>,
+    lanes: HashMap<LaneName, LaneState>,
     /// The lanes with waiting requests, in the order of their turns.
     turns: VecDeque<LaneName>,
     waiting: usize,
@@ -38,7 +38,7 @@ pub(super) struct Lanes {
 }
 
 #[derive(Default)]
-struct Lane {
+struct LaneState {
     waiting: VecDeque<Box<PendingRequest>>,
     running: usize,
     /// The memory of its requests, of those that run too.
@@ -71,7 +71,7 @@ pub(super) struct LaneWeight {
     pub waiting: Vec<usize>,
 }
 
-impl Lane {
+impl LaneState {
     fn has_no_requests(&self) -> bool {
         self.waiting.is_empty() && self.running == 0
     }
@@ -226,7 +226,7 @@ impl Lanes {
 
     /// The keys that have a request here, or have had one shed.
     pub fn report(&self) -> Vec<LaneLoad> {
-        let report = |(name, lane): (&LaneName, &Lane)| {
+        let report = |(name, lane): (&LaneName, &LaneState)| {
             if lane.has_no_requests() && lane.shed == 0 {
                 return None;
             }
@@ -255,7 +255,7 @@ impl Lanes {
     }
 
     /// A lane stays when it is not used, as long as there are not too many.
-    fn lane(&mut self, name: &LaneName) -> &mut Lane {
+    fn lane(&mut self, name: &LaneName) -> &mut LaneState {
         if self.lanes.len() > MAX_KEPT && !self.lanes.contains_key(name) {
             self.lanes.retain(|_, lane| !lane.has_no_requests());
         }
@@ -311,7 +311,7 @@ pub(super) mod tests {
     use super::*;
     use crate::error::Failure;
     use crate::http::{ClientInfo, Request, RequestHead, Response};
-    use crate::listener::{Admission, Area, Dispatcher, Service};
+    use crate::listener::{Admission, Area, Dispatcher, Lane, Service};
 
     pub struct NoService;
 
@@ -324,7 +324,7 @@ pub(super) mod tests {
             Ok(unknown())
         }
 
-        fn look_up(&self, _: &PendingRequest) -> Result<crate::listener::Lane, Response> {
+        fn look_up(&self, _: &PendingRequest) -> Result<Lane, Response> {
             unreachable!("no test asks for this")
         }
 

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use ureq::http::Uri;
 
 pub use self::error::RuntimeError;
-use self::record::Record;
+use self::record::RuntimeRecord;
 pub use self::record::RuntimeStatus;
 pub use self::wire::{Chat, ChatMessage, Generated, Role, read_answer, read_refusal};
 use crate::client::{Call, CallError, Cancellation, HttpClient};
@@ -59,7 +59,7 @@ pub struct Runtimes {
     servers: Vec<Server>,
     /// The records of the servers, in the same order. One lock for all: a worker chooses a runtime
     /// and counts its call at once.
-    records: Mutex<Vec<Record>>,
+    records: Mutex<Vec<RuntimeRecord>>,
     model: String,
     authorization: Option<String>,
     timeout: Duration,
@@ -81,7 +81,7 @@ pub fn authorization(config: &RuntimeConfig) -> Option<String> {
 
 /// Counts a call as running until it is dropped.
 struct RunningCall<'a> {
-    records: &'a Mutex<Vec<Record>>,
+    records: &'a Mutex<Vec<RuntimeRecord>>,
     place: usize,
 }
 
@@ -103,7 +103,13 @@ impl Runtimes {
         };
         (!config.urls.is_empty()).then(|| Self {
             servers: config.urls.iter().map(server).collect(),
-            records: Mutex::new(config.urls.iter().map(|url| Record::new(url)).collect()),
+            records: Mutex::new(
+                config
+                    .urls
+                    .iter()
+                    .map(|url| RuntimeRecord::new(url))
+                    .collect(),
+            ),
             model: config.model.clone(),
             authorization: authorization(config),
             timeout: config.timeout,

@@ -44,7 +44,7 @@ pub struct RuntimeStatus {
 }
 
 #[derive(Default)]
-pub(super) struct Record {
+pub(super) struct RuntimeRecord {
     pub status: RuntimeStatus,
     /// The calls and probes in a row that ended without an answer.
     unanswered: u32,
@@ -57,7 +57,7 @@ pub(super) struct Record {
     last_warning: Option<Instant>,
 }
 
-impl Record {
+impl RuntimeRecord {
     pub fn new(url: &str) -> Self {
         let status = RuntimeStatus {
             url: url.to_owned(),
@@ -182,14 +182,14 @@ mod tests {
 
     /// A runtime, and a clock that stands still until a test moves it.
     struct Trial {
-        record: Record,
+        record: RuntimeRecord,
         now: Instant,
     }
 
     impl Trial {
         fn new() -> Self {
             Self {
-                record: Record::new("http://a/v1"),
+                record: RuntimeRecord::new("http://a/v1"),
                 now: Instant::now(),
             }
         }
