@@ -121,8 +121,8 @@ fn list(
     html! {
         p.export {
             a href=(view.without_row_filters().address("/usage")) { "Figures" } " of this range. Export the rows: "
-            a href=(view.address("/requests/export.csv")) download { "CSV" } " "
-            a href=(view.address("/requests/export.json")) download { "JSON" }
+            a href=(view.address("/requests/export.csv")) { "CSV" } " "
+            a href=(view.address("/requests/export.json")) { "JSON" }
         }
         @if listing.rows.is_empty() {
             section.empty {

@@ -65,7 +65,7 @@ fn overview(view: &UsageView, keys: &[Key], report: &UsageReport, page: usize, n
             (figures)
             (by_key::section(view, report, page))
             p.export {
-                "Export the totals by key and day: " a href=(view.address("/usage/totals.csv")) download { "CSV" }
+                "Export the totals by key and day: " a href=(view.address("/usage/totals.csv")) { "CSV" }
                 ". The rows: see " a href=(view.address("/requests")) { "the requests" } "."
             }
         }
