@@ -626,7 +626,7 @@ const flows = {
     await page.getByRole("link", { name: "the requests" }).click();
     await page.getByRole("link", { name: "CSV", exact: true }).click();
     await page.getByRole("heading", { name: "The export is too long" }).waitFor();
-    await page.getByText("adriaticum usage list --since").waitFor();
+    await page.getByText("adriaticum usage list ").waitFor();
     await page.goto(page.base + "/usage?range=24h");
     const shownOfADay = Number((await page.locator("dd strong").first().textContent()).replaceAll(",", ""));
     await page.getByRole("link", { name: "the requests" }).click();
