@@ -226,6 +226,9 @@ static: ## Build a static binary for any Linux, target/static/ARCH/adriaticum; A
 
 image: need-image static ## Build a container image with buildah, target/image-ARCH.tar for podman load or docker load
 	mkdir -p target/static/volume/data
+	rm -rf target/static/zoneinfo
+	cp -a /usr/share/zoneinfo target/static/
+	cd target/static/zoneinfo && rm -rf posix right localtime posixrules leap*
 	buildah build --quiet --arch $(ARCH) --build-arg TARGETARCH=$(ARCH) --timestamp $(SOURCE_DATE_EPOCH) --tag adriaticum \
 		--file Containerfile target/static
 	rm -f target/image-$(ARCH).tar

@@ -142,13 +142,9 @@ Changes take effect after a restart. \fBsystemctl reload adriaticum\fR (SIGHUP) 
 
 const MANUAL_END: &str = r#".SH POSTGRESQL
 The URI of a database may name several hosts; the gateway uses the one that accepts writes.
-Its parameters are \fBhost\fR, \fBport\fR, \fBuser\fR, \fBpassword\fR, \fBdbname\fR, \fBsslmode\fR
-(\fBdisable\fR, \fBrequire\fR, \fBverify\-ca\fR, \fBverify\-full\fR), \fBsslrootcert\fR, \fBconnect_timeout\fR (seconds for
-one host, 1) and \fBtarget_session_attrs\fR (\fBread\-write\fR).
-Without \fBsslmode\fR it is \fBverify\-full\fR if there is an \fBsslrootcert\fR, else \fBrequire\fR, and for a host of the
-same machine \fBdisable\fR.
-\fBrequire\fR does not check the certificate; instead the server has to prove with SCRAM\-SHA\-256\-PLUS that it knows the
-password.
+Its parameters are \fBsslmode\fR and \fBsslrootcert\fR, a PEM file with the CAs that are trusted instead of the system's.
+With \fBsslmode=verify\-full\fR, the default, the server's certificate has to be signed by one of them for the name of the host.
+\fBdisable\fR, the default for a Unix socket and for loopback addresses without an \fBsslrootcert\fR, is plain text.
 .PP
 Only one \fBserve\fR can use a SQLite file. Any number can use a PostgreSQL database, each under its own name
 (\fBgateway\fR).
@@ -279,10 +275,10 @@ mod tests {
             buffer_limit: defaults.buffer_limit,
             ..read(&everything)
         };
-        // The default host is set here, which is more than the same name by default.
+        // The default zone and host are set here, which is more than the same names by default.
         assert_eq!(
             defaults.differences(&everything),
-            ["database", "console_host"]
+            ["database", "time_zone", "console_host"]
         );
     }
 }

@@ -4,16 +4,12 @@
 use std::io;
 use std::path::Path;
 
-use rustls::RootCertStore;
+use jiff::civil::DateTime;
+use jiff::tz::Offset;
 use rustls::pki_types::CertificateDer;
-use time::PrimitiveDateTime;
-use time::format_description::BorrowedFormatItem;
-use time::macros::format_description;
+use rustls::{CertificateError, Error, RootCertStore};
 
 use crate::files;
-
-const TIME: &[BorrowedFormatItem<'_>] =
-    format_description!("[year][month][day][hour][minute][second]Z");
 
 /// The tags of the version, which may be missing, and of a time with two digits of the year.
 const VERSION: u8 = 0xa0;
@@ -95,8 +91,37 @@ fn time(bytes: &[u8]) -> Option<i64> {
         (UTC_TIME, _) => "19",
         _ => "",
     };
-    let time = PrimitiveDateTime::parse(&format!("{century}{text}"), TIME).ok()?;
-    Some(time.assume_utc().unix_timestamp())
+    let time = DateTime::strptime("%Y%m%d%H%M%SZ", format!("{century}{text}")).ok()?;
+    Some(Offset::UTC.to_timestamp(time).ok()?.as_second())
+}
+
+/// Says why a handshake with a server failed, with the next step; `not_trusted` is that for an unknown
+/// CA. The error of TLS then has the kind `Other`.
+pub fn explain(error: io::Error, not_trusted: &str) -> io::Error {
+    use CertificateError as Wrong;
+    let cause = error
+        .get_ref()
+        .and_then(|cause| cause.downcast_ref::<Error>());
+    let text = match cause {
+        None => return error,
+        Some(Error::InvalidCertificate(
+            Wrong::NotValidForName | Wrong::NotValidForNameContext { .. },
+        )) => "its certificate is not for this name: use a name that the certificate has",
+        // The last two: another CA of the same name.
+        Some(Error::InvalidCertificate(
+            Wrong::UnknownIssuer
+            | Wrong::BadSignature
+            | Wrong::UnsupportedSignatureAlgorithmForPublicKeyContext { .. },
+        )) => &format!("its certificate is not signed by a trusted CA{not_trusted}"),
+        Some(Error::InvalidCertificate(Wrong::Expired | Wrong::ExpiredContext { .. })) => {
+            "its certificate has expired: renew it"
+        }
+        Some(Error::InvalidCertificate(Wrong::NotValidYet | Wrong::NotValidYetContext { .. })) => {
+            "its certificate is not valid yet: check the clocks"
+        }
+        Some(cause) => &format!("TLS: {cause}"),
+    };
+    io::Error::other(text)
 }
 
 #[cfg(test)]

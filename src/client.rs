@@ -12,7 +12,6 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rustls::CertificateError;
 use rustls::crypto::ring;
 use rustls::pki_types::CertificateDer;
 use ureq::config::Config;
@@ -24,7 +23,7 @@ use ureq::unversioned::transport::{
 };
 use ureq::{Agent, Error, SendBody, Timeout};
 
-use crate::certificates::load_system_certificates;
+use crate::certificates::{self, load_system_certificates};
 use crate::error::FailureCause;
 use crate::http::MAX_HEAD;
 use crate::mutex::lock;
@@ -222,7 +221,7 @@ impl HttpClient {
                     Some(body) => unread.len() < body.len(),
                     None => is_lost_connection(&error),
                 };
-                let error = describe_tls(error);
+                let error = certificates::explain(error, "");
                 if was_sent {
                     CallError::Broken(error.to_string())
                 } else {
@@ -288,17 +287,6 @@ fn is_lost_connection(error: &io::Error) -> bool {
         UnexpectedEof,
     ];
     lost.contains(&error.kind())
-}
-
-/// Describes an error of TLS, so that an operator knows what to do. Its kind is then `Other`.
-fn describe_tls(error: io::Error) -> io::Error {
-    match error.get_ref().and_then(|cause| cause.downcast_ref()) {
-        Some(rustls::Error::InvalidCertificate(
-            CertificateError::UnknownIssuer | CertificateError::BadSignature,
-        )) => io::Error::other("its certificate is not signed by a trusted CA"),
-        Some(cause) => io::Error::other(format!("TLS: {cause}")),
-        None => error,
-    }
 }
 
 /// One connector for all agents of a client: its TLS configuration has a store of certificates.

@@ -10,13 +10,13 @@
 //!   `console` serves the operator.
 //! - `grounding` decides whether an answer needs facts and quotes the passages that `search` finds,
 //!   `runtime` calls the inference runtime, both through `client`.
-//! - `ledger` appends the row, `keys` knows the keys and their budgets, `audit` who changed what;
-//!   `store` opens the three, and `database` runs their SQL. `recovery` restores and moves a
-//!   database.
-//! - `background` reloads the configuration on SIGHUP and probes failed runtimes; `ledger_tasks`
-//!   makes test writes, removes old rows and keeps the heartbeat of a gateway.
+//! - `ledger` appends the row: its writer, one thread, owns what lasts, and whether it can be
+//!   written. `keys` knows the keys and their budgets, `audit` who changed what; `store` opens the
+//!   three, and `database` runs their SQL. `time_zone` and `when` know their days. `recovery`
+//!   restores and moves a database.
+//! - `background` reloads the configuration on SIGHUP and probes failed runtimes.
 //! - `metrics` counts requests and their outcomes; `monitoring` serves them, and answers health
-//!   probes.
+//!   probes. `checks` tests every part that a completion needs.
 //!
 //! Invariants:
 //!
@@ -50,7 +50,6 @@ pub mod store;
 
 mod background;
 mod checks;
-mod ledger_tasks;
 mod metrics;
 mod monitoring;
 
@@ -63,9 +62,8 @@ pub mod network;
 pub mod progress;
 mod rate_limiter;
 pub mod secret;
-mod semaphore;
 mod text;
 mod thread_pool;
-mod timed_stream;
+mod time_zone;
 mod users;
 mod when;

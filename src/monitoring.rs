@@ -7,7 +7,6 @@ use crate::error::{ApiError, Failure, FailureCause};
 use crate::http::{RequestHead, Response};
 use crate::id::RequestId;
 use crate::keys::{Key, Permission};
-use crate::ledger_tasks::Readiness;
 use crate::listener::{Acceptor, Dispatcher, ListenerState, PendingRequest};
 use crate::logging;
 use crate::metrics::{LedgerGauges, Metrics};
@@ -23,7 +22,6 @@ pub struct MonitoringEndpoints {
     pub store: Arc<Store>,
     pub metrics: Arc<Metrics>,
     pub listener: Arc<ListenerState>,
-    pub readiness: Arc<Readiness>,
     /// `None` if none is configured.
     pub runtimes: Option<Arc<Runtimes>>,
     /// `None` without TLS.
@@ -72,7 +70,7 @@ impl MonitoringEndpoints {
                 keys.retain(|key| key.is_valid(id.created()));
                 let ledger = LedgerGauges {
                     is_available: self.store.ledger.outage().is_none(),
-                    wal_bytes: self.store.database.wal_figures().bytes,
+                    wal_bytes: self.store.wal_figures().bytes,
                 };
                 let text = self.metrics.render(
                     &self.listener.snapshot(),
@@ -101,7 +99,7 @@ impl MonitoringEndpoints {
     /// row.
     fn admit(&self, head: &RequestHead, now: i64) -> Result<Key, Failure> {
         let key = key::authenticate(&head::digest(head)?, &self.store, now)?;
-        if !key.permissions.contains(&Permission::Metrics) {
+        if !key.terms.permissions.contains(&Permission::Metrics) {
             return Err(Failure::new(
                 ApiError::InsufficientPermission,
                 FailureCause::Permission,
@@ -122,7 +120,7 @@ impl MonitoringEndpoints {
             .all(|runtime| runtime.is_failing)
         {
             "No runtime answers. The log says why."
-        } else if self.readiness.probe().is_some() {
+        } else if self.store.ledger.probe().is_some() {
             "The ledger can't be written. The log says why."
         } else {
             return plain(200, "ready");

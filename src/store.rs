@@ -3,14 +3,26 @@
 use std::sync::Arc;
 
 use crate::audit::Audit;
-use crate::database::{Access, Database, DatabaseError, DatabaseLocation, Result};
+use crate::database::sqlite::Sqlite;
+use crate::database::sqlite::lock::FileLock;
+use crate::database::{
+    Access, Database, DatabaseLocation, Problem, ProblemKind, Result, WalFigures,
+};
 use crate::keys::Keys;
-use crate::ledger::{Ledger, SCHEMA, ServeLock};
-use crate::progress::Progress;
+use crate::ledger::{Ledger, SCHEMA, check_newest};
+use crate::secret::SecretDigest;
+use crate::text::shell_word;
+use crate::time_zone;
+use crate::when::{self, Zone};
+
+/// The rows of each chain that a start walks back.
+const NEWEST_ROWS: i64 = 10_000;
 
 pub struct Store {
+    /// The place whose days, months and times people read.
+    pub zone: Zone,
     pub database: Arc<Database>,
-    pub ledger: Ledger,
+    pub ledger: Arc<Ledger>,
     pub keys: Keys,
     pub audit: Audit,
 }
@@ -22,31 +34,29 @@ pub mod test_server;
 impl Store {
     /// Opens the database; creates or upgrades it if `access` allows that.
     pub fn open(location: &DatabaseLocation, access: Access) -> Result<Self> {
-        Self::open_with(location, access, &Progress::hidden())
-    }
-
-    /// The same, with the progress of an upgrade.
-    pub fn open_with(
-        location: &DatabaseLocation,
-        access: Access,
-        progress: &Progress,
-    ) -> Result<Self> {
-        let store = Self::new(Database::open(location, &SCHEMA, access, progress)?);
+        let database = Database::open(location, &SCHEMA, access)?;
+        let zone = database.read(time_zone::read)?;
+        let store = Self::new(Arc::new(database), zone);
         store.look_for_damage()?;
-        if !matches!(access, Access::Read | Access::Upgrade) {
+        if access != Access::Read {
             store.refuse_if_moved(location)?;
         }
         Ok(store)
     }
 
-    fn new(database: Database) -> Self {
-        let database = Arc::new(database);
+    fn new(database: Arc<Database>, zone: Zone) -> Self {
         Self {
-            ledger: Ledger::new(Arc::clone(&database)),
-            keys: Keys::new(Arc::clone(&database)),
+            ledger: Arc::new(Ledger::new(Arc::clone(&database), zone.clone())),
+            keys: Keys::new(Arc::clone(&database), zone.clone()),
             audit: Audit::new(Arc::clone(&database)),
             database,
+            zone,
         }
+    }
+
+    /// The same store, once its zone was settled.
+    pub fn in_zone(self, zone: Zone) -> Self {
+        Self::new(self.database, zone)
     }
 
     /// Checks every page of a file (a server checks its own), and that a request would succeed.
@@ -54,16 +64,40 @@ impl Store {
         if let Some(sqlite) = self.database.sqlite() {
             sqlite.check()?;
         }
+        // As a request does, so that what it needs is there.
+        let digest = "SELECT digest FROM key_secrets ORDER BY digest LIMIT 1";
+        let digest = self
+            .database
+            .look_up(digest, &[], |mut row| row.column().map(SecretDigest))?;
+        if let Some(digest) = digest {
+            self.keys.find(&digest, when::now())?;
+        }
         self.ledger.try_request()
     }
 
-    /// Fails if the database was replaced after the lock was taken: another process could lock it
-    /// too.
-    pub fn check_lock(&self, lock: &ServeLock) -> Result<()> {
-        match (self.database.sqlite(), lock) {
-            (Some(sqlite), ServeLock::File(lock)) => sqlite.files.check_lock(lock),
-            _ => Ok(()),
+    /// What `serve` checks beyond other commands: that the database was not replaced after the lock
+    /// was taken, for another process could lock it too; and that the newest rows are whole, which
+    /// those of an old WAL beside a newer file are not.
+    pub fn check_start(&self, lock: Option<&FileLock>) -> Result<()> {
+        if let (Some(sqlite), Some(lock)) = (self.database.sqlite(), lock) {
+            sqlite.check_lock(lock)?;
         }
+        self.database
+            .report(|session| check_newest(session, NEWEST_ROWS))
+    }
+
+    /// Begins to serve under a name: no earlier process can write its rows from now on.
+    pub fn join(&mut self, name: &str, address: &str) -> Result<()> {
+        let ledger = Arc::get_mut(&mut self.ledger);
+        ledger
+            .expect("only the store has it before it serves")
+            .join(name, address)
+    }
+
+    /// Figures about the WAL; zeros on PostgreSQL.
+    pub fn wal_figures(&self) -> WalFigures {
+        let sqlite = self.database.sqlite();
+        sqlite.map(Sqlite::wal_figures).unwrap_or_default()
     }
 
     /// Fails if everything was moved to another database: a change here would be lost.
@@ -73,11 +107,19 @@ impl Store {
         };
         match self
             .database
-            .look_up("SELECT target FROM moved", &[], |mut row| row.column())?
-        {
+            .look_up("SELECT target FROM moved", &[], |mut row| {
+                row.column::<String>()
+            })? {
             Some(target) => {
                 let source = path.canonicalize().unwrap_or_else(|_| path.clone());
-                Err(DatabaseError::Moved { source, target })
+                Err(Problem::new(
+                    ProblemKind::Moved,
+                    format!(
+                        "everything in it was moved to {target}: use that one. Only if you have given up the new one, take the \
+                         mark back with: sqlite3 {} 'DELETE FROM moved'",
+                        shell_word(&source.to_string_lossy())
+                    ),
+                ))
             }
             None => Ok(()),
         }
@@ -88,10 +130,11 @@ impl Store {
     fn look_for_damage(&self) -> Result<()> {
         self.database.read(|session| {
             for statement in [
-                "SELECT count(*) FROM keys WHERE length(digest) <> 32 OR length(name || permissions) = 0",
+                "SELECT count(*) FROM keys WHERE length(name || permissions) = 0",
+                "SELECT count(*) FROM key_secrets WHERE length(digest) <> 32",
                 "SELECT count(*) FROM (SELECT * FROM usage ORDER BY request_id DESC LIMIT 100) AS newest",
                 "SELECT count(*) FROM (SELECT hash FROM usage ORDER BY gateway DESC, seq DESC LIMIT 100) AS newest",
-                "SELECT count(*) FROM (SELECT * FROM usage_rollup WHERE span = 86400 ORDER BY start DESC LIMIT 100) AS newest",
+                "SELECT count(*) FROM (SELECT * FROM usage_days ORDER BY day DESC LIMIT 100) AS newest",
                 "SELECT count(anchor_hash) FROM gateways",
             ] {
                 session.value::<i64>(statement, &[])?;
@@ -106,15 +149,13 @@ pub(crate) mod tests {
     use std::path::{Path, PathBuf};
     use std::sync::mpsc;
     use std::thread;
-    use std::time::Duration;
+    use std::time::Instant;
 
     #[cfg(feature = "test-postgres")]
     use super::test_server::PostgresServer;
     use super::*;
-    use crate::database::{FromValue, Row, Session, SqlValue, Statement, values};
-    use crate::ledger::listing::ids;
-    use crate::ledger::report;
-    use crate::ledger::{Filter, Matching, RowFilter, Span, Sums, Verification};
+    use crate::database::{CHANGE_TIMEOUT, FromSql, Row, Session, Value, WriteConnection, values};
+    use crate::ledger::{Filter, Span, Sums, Verification};
     use crate::when::Range;
 
     /// A store of its own, which is removed with it. It has the keys `key_1` and `key_2`.
@@ -150,14 +191,17 @@ pub(crate) mod tests {
                 .join(format!("adriaticum-{}", crate::secret::secret_hex::<8>()));
             std::fs::create_dir(&folder).expect("a folder");
             let database = database(&folder);
-            let store = open_with_timeout(&database, Access::Create, Duration::from_secs(1));
+            let store = open_unsynced(&database, Access::Create);
             for key in ["key_1", "key_2"] {
-                let insert = Statement::new(
-                    "INSERT INTO keys (id, digest, name, permissions, created)
-                     VALUES ($1, $2, 'name of ' || $1, 'completions', 0)",
-                    values![key, crate::secret::SecretDigest::of(key).0],
-                );
-                store.database.write(&[insert]).expect("a key");
+                let insert = |session: &Session| {
+                    let insert = "INSERT INTO keys (id, name, permissions, created)
+                        VALUES ($1, 'name of ' || $1, 'completions', 0)";
+                    session.execute(insert, &values![key])?;
+                    let insert = "INSERT INTO key_secrets (digest, key_id, hint, created)
+                        VALUES ($1, $2, 'hint of ' || $2, 0)";
+                    session.execute(insert, &values![SecretDigest::of(key).0, key])
+                };
+                store.database.change(insert).expect("a key");
             }
             Self {
                 store,
@@ -166,9 +210,9 @@ pub(crate) mod tests {
             }
         }
 
-        /// Opens the database again, with another timeout for writes.
-        pub fn reopen(&mut self, timeout: Duration) {
-            self.store = open_with_timeout(&self.database, Access::Existing, timeout);
+        /// Has the days of another place from now on.
+        pub fn set_zone(&mut self, zone: Zone) {
+            self.store = Store::new(Arc::clone(&self.store.database), zone);
         }
 
         /// Opens the database again, as another process would.
@@ -177,14 +221,25 @@ pub(crate) mod tests {
         }
     }
 
-    fn open_with_timeout(location: &DatabaseLocation, access: Access, timeout: Duration) -> Store {
-        let mut database = Database::open(location, &SCHEMA, access, &Progress::hidden())
-            .expect("the database should open");
-        if let Database::Sqlite(sqlite) = &mut database {
-            sqlite.set_write_timeout(timeout);
-            sqlite.stop_syncing();
+    /// Tests write thousands of rows, and none of them cuts the power.
+    fn open_unsynced(location: &DatabaseLocation, access: Access) -> Store {
+        let store = Store::open(location, access).expect("the database should open");
+        let unsynced = |connection: &mut WriteConnection| {
+            if let Some(writer) = connection.sqlite() {
+                writer.stop_syncing();
+            }
+            Ok(())
+        };
+        store.database.with_writer(unsynced).expect("a setting");
+        store
+    }
+
+    impl Database {
+        /// `transaction` for work that borrows.
+        pub fn change<T>(&self, work: impl Fn(&Session) -> Result<T>) -> Result<T> {
+            let deadline = Instant::now() + CHANGE_TIMEOUT;
+            self.with_writer(|connection| connection.transaction(deadline, None, work))
         }
-        Store::new(database)
     }
 
     /// Runs `meanwhile` while another thread is in a transaction that writes, after its first
@@ -198,7 +253,7 @@ pub(crate) mod tests {
             // Dropped, `end` ends the transaction, even after a panic.
             let ((has_begun, begun), (end, ended)) = (mpsc::channel(), mpsc::channel::<()>());
             let writer = scope.spawn(move || {
-                database.transaction(|session| {
+                database.change(|session| {
                     begin(session)?;
                     has_begun.send(()).expect("the test waits");
                     let _ = ended.recv();
@@ -221,7 +276,7 @@ pub(crate) mod tests {
     impl Ledger {
         /// Verifies without a display.
         pub fn verify(&self) -> Result<Verification> {
-            self.verify_with(&Progress::hidden())
+            self.verify_with(&crate::progress::Progress::hidden())
         }
 
         pub fn sums(&self, range: Range, filter: Filter) -> Result<Sums> {
@@ -240,11 +295,21 @@ pub(crate) mod tests {
                     .try_for_each(|statement| session.execute(statement, &[]).map(drop))
             };
             self.database
-                .transaction(run)
+                .change(run)
                 .expect("the statements should be good");
         }
 
-        pub fn value<T: FromValue>(&self, statement: &str) -> T {
+        /// The plan of SQLite for a statement.
+        pub fn plan(&self, statement: &str) -> String {
+            let explain = format!("EXPLAIN QUERY PLAN {statement}");
+            let read = |row: Row| Row::new(row.values().split_off(3)).column::<String>();
+            let highest = (1..9).filter(|number| statement.contains(&format!("${number}")));
+            let parameters = vec![Value::Null; highest.max().unwrap_or(0)];
+            let plan = |session: &Session| session.rows(&explain, &parameters, read);
+            self.database.read(plan).expect("a plan").join("; ")
+        }
+
+        pub fn value<T: FromSql>(&self, statement: &str) -> T {
             self.database
                 .read(|session| session.value(statement, &[]))
                 .expect("a value")
@@ -294,7 +359,7 @@ pub(crate) mod tests {
         for _ in 0..2 {
             assert!(matches!(
                 Store::open(&missing, Access::Existing),
-                Err(DatabaseError::Missing)
+                Err(problem) if problem.kind == ProblemKind::Missing
             ));
         }
         assert!(
@@ -305,66 +370,19 @@ pub(crate) mod tests {
         let error = Store::open(&nowhere, Access::Create)
             .err()
             .expect("there is no such folder");
-        assert!(matches!(error, DatabaseError::Io(_)), "{error}");
+        assert_eq!(error.kind, ProblemKind::Other, "{error}");
     }
 
-    /// Each of these statements runs for every request or every page, and the ledger may have ten
-    /// million rows.
+    /// It runs for every request, and the ledger may have ten million rows.
     #[test]
-    fn the_hot_statements_use_their_index() {
+    fn the_look_up_of_a_key_uses_indexes() {
         let temporary = Temporary::sqlite();
-        let plan = |statement: &str| {
-            let explain = format!("EXPLAIN QUERY PLAN {statement}");
-            let read = |row: Row| Row::new(row.values().split_off(3)).column::<String>();
-            let highest = (1..9)
-                .filter(|number| statement.contains(&format!("${number}")))
-                .max();
-            let parameters = vec![SqlValue::Null; highest.unwrap_or(0)];
-            temporary
-                .store
-                .database
-                .read(|session| session.rows(&explain, &parameters, read))
-                .expect("a plan")
-                .join("; ")
-        };
-        let find_key = &temporary.store.keys.look_up;
-        let of_one_key = RowFilter {
-            range: Range::ALL,
-            key_id: Some("key_1".into()),
-            gateway: None,
-            matching: Matching::Anything,
-            cause: None,
-            least_ms: None,
-            most_ms: None,
-        };
-        let failures_of_one_key = RowFilter {
-            matching: Matching::Failure,
-            ..of_one_key.clone()
-        };
-        for (statement, index) in [
-            (
-                find_key,
-                "keys USING INDEX sqlite_autoindex_keys_2 (digest=?)",
-            ),
-            (
-                find_key,
-                "CORRELATED SCALAR SUBQUERY 1; SEARCH usage_rollup USING INDEX rollup_days (key_id=? AND start>? AND start<?)",
-            ),
-            (
-                &ids(&failures_of_one_key, "DESC", [""; 2], 1).0,
-                "usage_failed",
-            ),
-            (&ids(&of_one_key, "DESC", [""; 2], 1).0, "usage_by_key"),
-            (
-                &report::select(Some(Span::Day), Span::Day),
-                "PRIMARY KEY (span=? AND start>? AND start<?)",
-            ),
+        let plan = temporary.store.plan(&temporary.store.keys.look_up);
+        for index in [
+            "key_secrets USING PRIMARY KEY (digest=?)",
+            "CORRELATED SCALAR SUBQUERY 1; SEARCH usage_days USING PRIMARY KEY (key_id=? AND day>? AND day<?)",
         ] {
-            let plan = plan(statement);
-            let is_good = plan.contains(index)
-                && !plan.contains("TEMP B-TREE")
-                && !plan.contains("MULTI-INDEX");
-            assert!(is_good, "{statement}: {plan}");
+            assert!(plan.contains(index), "{plan}");
         }
     }
 }

@@ -7,6 +7,33 @@ use strsim::osa_distance;
 
 use crate::secret::contains_secret;
 
+/// Defines values that people and the database write as one word each.
+macro_rules! words {
+    (pub enum $name:ident { $($(#[$doc:meta])* $value:ident = $word:literal,)+ }) => {
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $name { $($(#[$doc])* $value,)+ }
+
+        impl $name {
+            pub const ALL: [Self; [$($word),+].len()] = [$(Self::$value),+];
+
+            pub fn parse(word: &str) -> Option<Self> {
+                Self::ALL.into_iter().find(|value| value.as_str() == word)
+            }
+
+            pub fn as_str(self) -> &'static str {
+                match self { $(Self::$value => $word),+ }
+            }
+        }
+
+        impl serde::Serialize for $name {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(self.as_str())
+            }
+        }
+    };
+}
+pub(crate) use words;
+
 /// The characters that are escaped in a query: all but the unreserved characters of RFC 3986 and
 /// the colon of times.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC

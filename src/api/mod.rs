@@ -20,7 +20,7 @@ use std::time::Instant;
 use self::record::Record;
 use self::rows::RowLimits;
 use crate::config::Compatibility;
-use crate::database::DatabaseError;
+use crate::error::ProblemKind;
 use crate::error::{ApiError, Failure, FailureCause};
 use crate::grounding::Grounding;
 use crate::http::{ClientInfo, RequestHead, Response};
@@ -74,7 +74,7 @@ impl Service for Api {
         match found {
             Ok(key) => Ok(Lane {
                 name: key.id,
-                limit: key.concurrent,
+                limit: key.terms.concurrent,
             }),
             Err(failure) => {
                 let record = Record::new(pending.request.client.peer, pending.received);
@@ -96,7 +96,8 @@ impl Service for Api {
                         dispatcher.forget(pending);
                     }
                 })?;
-            dispatcher.authenticate(pending, &key.id, key.concurrent);
+            dispatcher.authenticate(pending, &key.id, key.terms.concurrent);
+            record.secret = pending.admission.credential;
             record.row.key_id.clone_from(&key.id);
             record.row.key_name.clone_from(&key.name);
             let result =
@@ -134,8 +135,8 @@ impl Api {
         key: &Key,
         record: &mut Record,
     ) -> Result<Generated, Failure> {
-        key::check_permission(&key.permissions)?;
-        key::check_budget(key.budget, record.row.created)?;
+        key::check_permission(&key.terms.permissions)?;
+        key::check_budget(key.terms.budget, record.row.created, &self.store.zone)?;
         let mut chat = validation::read(head, body, self.compatibility)?;
         let runtimes = self.runtimes()?;
         if let Some(failure) = self.outage() {
@@ -174,26 +175,29 @@ impl Api {
             return result;
         }
         let started = Instant::now();
-        let appended = self.store.ledger.append(record.row.clone());
+        let appended = self
+            .store
+            .ledger
+            .append(record.row.clone(), record.secret.as_ref());
         record.ledger_time = Some(started.elapsed());
         let Err(error) = appended else {
             return result;
         };
-        let is_revoked = matches!(error, DatabaseError::KeyRevoked);
-        if !is_revoked {
-            self.metrics.ledger_errors.add(1);
-        }
-        match result {
-            Ok(_) if is_revoked => Err(key::revoked(record.row.key_id.clone())),
-            Ok(_) => Err(rows::not_written(&error)),
-            Err(failure) => {
-                if !is_revoked {
+        let key_id = record.row.key_id.clone();
+        let not_sent = match error.kind {
+            ProblemKind::KeyRevoked => key::revoked(key_id),
+            ProblemKind::KeyReplaced => key::replaced(key_id),
+            _ => {
+                self.metrics.ledger_errors.add(1);
+                if result.is_err() {
                     let details = format!("ledger: {error}");
                     log::error!("id={} details={details:?}", record.row.request_id);
                 }
-                Err(failure)
+                rows::not_written(&error)
             }
-        }
+        };
+        // An error stays what it is.
+        result.and(Err(not_sent))
     }
 
     /// Decides whether a request gets a row, and counts one that is left out. A key that has had too

@@ -11,6 +11,7 @@ use crate::id::RequestId;
 use crate::ledger::LedgerRow;
 use crate::logging;
 use crate::runtime::RequestCost;
+use crate::secret::SecretDigest;
 use crate::when::milliseconds;
 
 pub struct Record {
@@ -18,6 +19,8 @@ pub struct Record {
     pub row: LedgerRow,
     pub received: Instant,
     pub client: Option<IpAddr>,
+    /// The digest of the secret that a valid key had.
+    pub secret: Option<SecretDigest>,
     /// The cost of the calls to the runtime.
     pub cost: RequestCost,
     /// The time of the write to the ledger.
@@ -46,6 +49,7 @@ impl Record {
             },
             received,
             client,
+            secret: None,
             cost: RequestCost::default(),
             ledger_time: None,
             is_abandoned: false,

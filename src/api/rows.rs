@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::database::DatabaseError;
+use crate::database::Problem;
 use crate::error::Failure;
 use crate::mutex::lock;
 use crate::rate_limiter::RateLimiter;
@@ -63,7 +63,7 @@ impl RowLimits {
 }
 
 /// The failure while the ledger is unavailable. The runtime is not called.
-pub fn unavailable(error: &DatabaseError) -> Failure {
+pub fn unavailable(error: &Problem) -> Failure {
     Failure::unavailable(
         error.cause(),
         "Usage can't be recorded at the moment, so the request was not run. Try again later.",
@@ -73,7 +73,7 @@ pub fn unavailable(error: &DatabaseError) -> Failure {
 
 /// The failure if the row of a completion could not be written, so it is not sent. An automatic
 /// retry would only spend another inference.
-pub fn not_written(error: &DatabaseError) -> Failure {
+pub fn not_written(error: &Problem) -> Failure {
     Failure {
         no_retry: true,
         ..Failure::unavailable(

@@ -34,7 +34,7 @@ pub fn judge_certificate(certificate: &Certificate, now: i64) -> Option<Finding>
 
 fn judge([begins, expires]: [i64; 2], now: i64) -> Finding {
     let (date, days) = (
-        when::format_utc(expires),
+        when::Zone::utc().format_local(expires),
         (expires - now).div_euclid(when::DAY),
     );
     let left = format!("expires at {date}, in {}", count(days, "day"));
@@ -44,7 +44,7 @@ fn judge([begins, expires]: [i64; 2], now: i64) -> Finding {
             "tls",
             format!(
                 "the certificate is not valid before {}. Set the clock, or use another one",
-                when::format_utc(begins)
+                when::Zone::utc().format_local(begins)
             ),
         ),
         ..0 => Finding::fail("tls", format!("the certificate expired at {date}. {renew}")),

@@ -4,14 +4,14 @@
 use std::collections::HashMap;
 
 use super::finding::{Finding, named};
-use crate::database::DatabaseError;
+use crate::database::Problem;
 use crate::keys::{BudgetPeriod, Key, KeyState};
 use crate::ledger::{Filter, Span};
 use crate::store::Store;
 use crate::text::count;
 use crate::when;
 
-pub fn check(store: &Store) -> Result<Vec<Finding>, DatabaseError> {
+pub fn check(store: &Store) -> Result<Vec<Finding>, Problem> {
     let now = when::now();
     let keys = store.keys.list()?;
     let date = |key: &&Key| {
@@ -19,7 +19,7 @@ pub fn check(store: &Store) -> Result<Vec<Finding>, DatabaseError> {
             "{} ({:?}, {})",
             key.id,
             key.name,
-            when::format_minute(key.expires)
+            store.zone.format_minute(key.terms.expires)
         )
     };
     let mut findings = Vec::new();
@@ -48,7 +48,7 @@ pub fn check(store: &Store) -> Result<Vec<Finding>, DatabaseError> {
     let unmeasured = unmeasured(store, &keys, now)?;
     if !unmeasured.is_empty() {
         let names = named(&unmeasured, |(key, number)| {
-            let per = key.budget.map_or("", |budget| budget.budget.per.as_str());
+            let per = key.terms.budget.map_or("", |budget| budget.per.as_str());
             format!(
                 "{} ({:?}, {} this {per})",
                 key.id,
@@ -70,11 +70,11 @@ fn unmeasured<'a>(
     store: &Store,
     keys: &'a [Key],
     now: i64,
-) -> Result<Vec<(&'a Key, i64)>, DatabaseError> {
+) -> Result<Vec<(&'a Key, i64)>, Problem> {
     let since = |key: &'a Key| {
         Some((
             key.id.as_str(),
-            key.budget?.budget.per.containing(now).since,
+            key.terms.budget?.per.containing(now, &store.zone).since,
         ))
     };
     let periods: HashMap<&str, i64> = keys
@@ -86,7 +86,7 @@ fn unmeasured<'a>(
         return Ok(Vec::new());
     }
     let mut numbers: HashMap<String, i64> = HashMap::new();
-    let month = BudgetPeriod::Month.containing(now);
+    let month = BudgetPeriod::Month.containing(now, &store.zone);
     store.ledger.figures(Span::Day, month, Filter::ALL, |row| {
         if row.sums.unmeasured > 0
             && periods

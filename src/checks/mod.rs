@@ -21,12 +21,13 @@ pub use self::runtime::{not_configured, own_address};
 
 use crate::client::Cancellation;
 use crate::config::{Config, GroundingMode, SearchBackend};
-use crate::database::{Access, DatabaseError};
-use crate::ledger::{CLOCK_SLACK as DATABASE_CLOCK_SLACK, RetentionState};
+use crate::database::{Access, Problem, ProblemKind, Session};
+use crate::ledger::{CLOCK_SLACK as DATABASE_CLOCK_SLACK, RetentionState, retention_held};
 use crate::search::{Index, Search};
 use crate::store::Store;
 use crate::text::{count, escaped, grouped, shell_word};
-use crate::when;
+use crate::time_zone;
+use crate::when::{self, Zone};
 
 /// The query that tests whether Search answers.
 const TRIAL_QUERY: &str = "Adriatic Sea";
@@ -67,14 +68,14 @@ pub fn database_failed(config: &Config, error: &dyn Display) -> String {
 }
 
 /// The same for a database that may be missing: then the message says how to create it.
-pub fn store_failed(config: &Config, error: &DatabaseError) -> String {
-    match error {
-        DatabaseError::Missing => format!(
+pub fn store_failed(config: &Config, error: &Problem) -> String {
+    match error.kind {
+        ProblemKind::Missing => format!(
             "there is no database at {}. If it is elsewhere, name its configuration (--config FILE) or the database itself \
              (ADRIATICUM_DATABASE). Create it with adriaticum serve, keys create, console password, restore or move.",
             config.database_name()
         ),
-        error => database_failed(config, error),
+        _ => database_failed(config, error),
     }
 }
 
@@ -82,12 +83,8 @@ pub fn store_failed(config: &Config, error: &DatabaseError) -> String {
 /// time.
 pub fn check_running_service(config: &Config, store: &Store) -> Vec<Finding> {
     // Requests are refused or run by the result, so that it is never older than theirs.
-    store.ledger.test_write();
-    parts(
-        config,
-        Some(store),
-        database(config, store.ledger.outage().map_or(Ok(()), Err)),
-    )
+    let written = store.ledger.try_write();
+    parts(config, Some(store), database(config, written))
 }
 
 fn parts(config: &Config, store: Option<&Store>, database: Finding) -> Vec<Finding> {
@@ -99,6 +96,7 @@ fn parts(config: &Config, store: Option<&Store>, database: Finding) -> Vec<Findi
     findings.extend(exposed_secrets(config));
     findings.extend(owners::check(config));
     findings.extend([clock(store), database]);
+    findings.extend(store.and_then(|store| time_zone(config, store)));
     findings.extend(store.and_then(|store| retention(config, store)));
     // If the keys can't be read, the finding about the database says so.
     findings.extend(
@@ -171,7 +169,8 @@ fn exposed_secrets(config: &Config) -> Option<Finding> {
 
 fn clock(store: Option<&Store>) -> Finding {
     let now = when::now();
-    let time = format!("the time is {}", when::format_utc(now));
+    let zone = store.map_or(Zone::utc(), |store| store.zone.clone());
+    let time = format!("the time is {}", zone.format_local(now));
     if now < NOT_BEFORE {
         return Finding::fail("clock", time + ". Set the clock, or keys do not expire");
     }
@@ -179,7 +178,7 @@ fn clock(store: Option<&Store>) -> Finding {
     let is_set_back = || {
         let newest = store.and_then(|store| store.ledger.newest_row().ok()?);
         let ahead = newest.filter(|newest| *newest > now + CLOCK_SLACK)?;
-        let ahead = when::format_utc(ahead);
+        let ahead = zone.format_local(ahead);
         Some(format!(
             "but the newest row of the ledger is of {ahead}. Was the clock set back?"
         ))
@@ -190,22 +189,24 @@ fn clock(store: Option<&Store>) -> Finding {
     }
 }
 
+/// Warns about a setting with which the service will not start again.
+fn time_zone(config: &Config, store: &Store) -> Option<Finding> {
+    let setting = config.time_zone.as_deref();
+    let check = |session: &Session| time_zone::check_setting(session, setting);
+    let problem = store.database.read(check).err()?;
+    (problem.kind == ProblemKind::Setting).then(|| Finding::warn("time_zone", problem.text))
+}
+
 /// Warns if retention removes nothing.
 fn retention(config: &Config, store: &Store) -> Option<Finding> {
     let now = store.ledger.clock().ok()?;
     match store.ledger.retention(config.retention_days?, now).ok()? {
-        RetentionState::Held { before } => Some(Finding::warn("retention", retention_held(before))),
+        RetentionState::Held { before } => Some(Finding::warn(
+            "retention",
+            retention_held(before, &store.ledger.zone),
+        )),
         RetentionState::Idle | RetentionState::Due { .. } => None,
     }
-}
-
-/// Explains why retention removes nothing.
-pub fn retention_held(before: i64) -> String {
-    format!(
-        "retention removes nothing: the ledger has rows from before {}, but none between then and today. Either the service was \
-         off for that long, or the clock is wrong; if it is wrong, set it. Retention continues on the day after the next request",
-        when::format_utc(before)
-    )
 }
 
 /// Warns about a clock that is this many seconds ahead of the database's. Returns `None` if they
@@ -220,7 +221,7 @@ fn clock_is_off(ahead: f64) -> Option<String> {
     })
 }
 
-fn database(config: &Config, checked: Result<(), DatabaseError>) -> Finding {
+fn database(config: &Config, checked: Result<(), Problem>) -> Finding {
     let name = config.database_name();
     match (checked, config.database.file()) {
         (Err(error), _) => Finding {
@@ -276,7 +277,7 @@ fn search(config: &Config) -> Finding {
         _ => config.search.index.display().to_string(),
     };
     let asked = Instant::now();
-    match search.find(TRIAL_QUERY, "", &Cancellation::default()) {
+    match search.find(TRIAL_QUERY, &Cancellation::default()) {
         Ok(found) => {
             let time = asked.elapsed().as_millis();
             let message = match found.len() {

@@ -13,14 +13,14 @@ use crate::audit::{Actor, AuditRow};
 use crate::config::Config;
 use crate::keys::KeyName;
 use crate::users::user_name;
-use crate::when::{self, Range, When};
+use crate::when::{self, Range, When, Zone};
 
 /// Show who changed what: keys, password, settings, sign-ins
 ///
-/// The oldest change is first: keys created, changed and revoked, passwords set, sign-ins to the
+/// The oldest change is first: keys created, changed, rotated and revoked, passwords set, sign-ins to the
 /// console, settings reloaded and backups restored, with the address of the browser or the user of
 /// the system. If sudo ran the command, the user is SUDO_USER "as" the user that it ran as. Failed
-/// sign-ins are summed by address, and written with the next sign-in or after 15 minutes.
+/// sign-ins are in the log.
 #[derive(clap::Args)]
 pub(super) struct AuditOptions {
     /// Only changes since then: 24h, 7d, a date, a time, or a time of today, as for usage
@@ -32,27 +32,27 @@ pub(super) struct AuditOptions {
 }
 
 pub(super) fn run(options: &AuditOptions, config: &Config) -> Result<(), CliError> {
-    let Range { since, .. } = Range::between(options.since, None, when::now());
+    let store = open_store(config)?;
+    let Range { since, .. } = Range::between(options.since, None, when::now(), &store.zone)
+        .map_err(|message| CliError::usage(&message))?;
     let mut rows = Vec::new();
-    open_store(config)?
-        .audit
-        .list(since, |row| rows.push(row))?;
+    store.audit.list(since, |row| rows.push(row))?;
     if options.json {
         return print_json(&rows);
     }
     print(&text_table::with_heading(
         "time,action,via,by,key,details",
-        rows.iter().map(line),
+        rows.iter().map(|row| line(row, &store.zone)),
     ))
 }
 
-fn line(row: &AuditRow) -> Vec<String> {
+fn line(row: &AuditRow, zone: &Zone) -> Vec<String> {
     let key = match (&row.key_id, &row.key_name) {
         (Some(id), Some(name)) => format!("{id} ({name})"),
         _ => "-".into(),
     };
     vec![
-        when::format_minute(Some(row.created)),
+        zone.format_minute(Some(row.created)),
         row.description(),
         row.via.clone(),
         row.actor.clone(),

@@ -1,14 +1,13 @@
 //! `backup`: a consistent copy of the database while the service runs.
 
-use std::io::ErrorKind::{AlreadyExists, IsADirectory, NotADirectory, NotFound};
 use std::path::PathBuf;
 
 use super::error::CliError;
 use super::output::print;
 use crate::checks;
 use crate::config::Config;
-use crate::database::sqlite::backup::backup;
-use crate::database::{BackupError, DatabaseError, DatabaseLocation};
+use crate::database::sqlite::{OpenFile, backup};
+use crate::database::{DatabaseLocation, Problem};
 use crate::ledger::ROWS;
 use crate::progress::Progress;
 use crate::text::{count, grouped};
@@ -35,26 +34,16 @@ pub(super) fn run(
             config.database_name()
         )));
     };
-    let failed = |error: BackupError| match error {
-        BackupError::Database(error) => {
-            CliError::from_access(&error, checks::store_failed(config, &error))
-        }
-        BackupError::Copy(DatabaseError::Io(error))
-            if matches!(
-                error.kind(),
-                AlreadyExists | NotFound | NotADirectory | IsADirectory
-            ) =>
-        {
-            CliError::failed(format!(
-                "{file}: {error}. The copy needs a new file in a folder that exists."
-            ))
-        }
-        BackupError::Copy(error) => CliError::from_access(&error, format!("{file}: {error}.")),
-    };
-    let rows = backup(database, path, ROWS, &Progress::on_stderr()).map_err(failed)?;
+    let source = OpenFile::to_read(database)
+        .map_err(|error| CliError::from_access(&error, checks::store_failed(config, &error)))?;
+    let failed = |error: Problem| CliError::from_access(&error, format!("{error}."));
+    source
+        .copy_to(path, &Progress::on_stderr())
+        .map_err(failed)?;
+    let rows = backup::count(path, ROWS).map_err(|error| failed(error.of(&file)))?;
     let bytes = path
         .metadata()
-        .map_err(|error| failed(BackupError::Copy(error.into())))?
+        .map_err(|error| failed(Problem::from(error).of(&file)))?
         .len();
     print(&format!(
         "{file}: {}, {} bytes\n",

@@ -4,8 +4,7 @@ use std::fmt::{self, Display};
 use std::io;
 
 use crate::config::ConfigError;
-use crate::database::{DatabaseError, LockError};
-use crate::recovery::restore::RestoreError;
+use crate::database::{Problem, ProblemKind};
 use crate::search::SearchError;
 
 /// The message of a failed command, and its exit code.
@@ -63,29 +62,9 @@ impl AccessError for io::Error {
     }
 }
 
-impl AccessError for DatabaseError {
+impl AccessError for Problem {
     fn is_denied(&self) -> bool {
-        DatabaseError::is_denied(self)
-    }
-}
-
-impl AccessError for LockError {
-    fn is_denied(&self) -> bool {
-        match self {
-            Self::Io(_, error) => error.is_denied(),
-            Self::Database(error) => error.is_denied(),
-            Self::Taken(_) | Self::NameTaken { .. } => false,
-        }
-    }
-}
-
-impl AccessError for RestoreError {
-    fn is_denied(&self) -> bool {
-        match self {
-            Self::Locked(error) => error.is_denied(),
-            Self::Backup(error) | Self::Present(error) => error.is_denied(),
-            Self::Incomplete(_) | Self::Faulty(_) => false,
-        }
+        Problem::is_denied(self)
     }
 }
 
@@ -98,11 +77,11 @@ impl From<ConfigError> for CliError {
     }
 }
 
-impl From<DatabaseError> for CliError {
-    fn from(error: DatabaseError) -> Self {
-        match error {
-            DatabaseError::RowsRemoved(_) => Self::failed(format!("{error}.")),
-            error => failed("the database")(error),
+impl From<Problem> for CliError {
+    fn from(error: Problem) -> Self {
+        match error.kind {
+            ProblemKind::RowsRemoved => Self::failed(format!("{error}.")),
+            _ => failed("the database")(error),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `keys`: creates, lists, changes and revokes API keys.
+//! `keys`: creates, lists, changes, rotates and revokes API keys.
 
 use clap::ArgGroup;
 
@@ -7,20 +7,20 @@ use super::console::read_secret;
 use super::error::CliError;
 use super::open_store::{open_store, open_with};
 use super::output::{print, print_json};
-use super::parsers::{one_of, wrong_when};
+use super::parsers::{expecting, one_of, wrong_when};
 use super::text_table;
 use crate::config::Config;
 use crate::database::Access;
 use crate::keys::{
-    Budget, CONCURRENT_TAKES, Key, KeyBudget, KeyChange, KeyChanged, KeyName, KeyState, NewKey,
-    Permission, SecretUse, parse_concurrent,
+    self, Budget, CONCURRENT_TAKES, Key, KeyChanged, KeyName, KeyState, KeyTerms, LONGEST_OVERLAP,
+    Permission, parse_concurrent,
 };
-use crate::secret::{contains_secret, new_secret};
+use crate::secret::{SecretDigest, contains_secret, new_secret};
 use crate::store::Store;
 use crate::text::grouped;
-use crate::when::{self, When};
+use crate::when::{self, DAY, When, Zone};
 
-/// Create, list, change and revoke API keys
+/// Create, list, change, rotate and revoke API keys
 ///
 /// A change takes effect with the next request.
 #[derive(clap::Subcommand)]
@@ -46,7 +46,7 @@ pub(super) enum KeysCommand {
     },
     /// Rename a key
     Rename {
-        /// The key's id, or its name if no other key has it
+        /// The key's id, or its name if no other active key has it
         key: String,
         /// Its new name
         #[arg(value_parser = parse_name)]
@@ -57,9 +57,24 @@ pub(super) enum KeysCommand {
     /// Standard input keeps a leaked secret out of the list of processes and the history of the
     /// shell: without an argument, or with -, its first line is read, or asked for on a terminal.
     Revoke {
-        /// The key's id, its secret, or its name if no other key has it
+        /// The key's id, its secret, or its name if no other active key has it
         #[arg(value_name = "KEY|SECRET")]
         key: Option<String>,
+    },
+    /// Replace a key's secret and print the new one, once
+    ///
+    /// Id, name, terms, used budget and usage stay. The former secret is refused from the next
+    /// request on or, with --overlap, after that time; then a planned change needs no outage.
+    /// Another rotation without --overlap ends an overlap at once, and so does a revocation; one
+    /// with --overlap is refused until it has ended. The secret of a leaked key is read as for
+    /// revoke.
+    Rotate {
+        /// The key's id, its secret, or its name if no other active key has it
+        #[arg(value_name = "KEY|SECRET")]
+        key: Option<String>,
+        /// How long the former secret works, at most 30d: 90m, 24h, 7d
+        #[arg(long, value_name = "DURATION", value_parser = expecting("a duration of at most 30 days, such as 24h or 7d", parse_overlap))]
+        overlap: Option<i64>,
     },
     /// Change a key's permissions, expiry, concurrency or budget
     ///
@@ -67,7 +82,7 @@ pub(super) enum KeysCommand {
     #[command(override_usage = "adriaticum keys set [OPTIONS] <KEY>")]
     #[command(group = ArgGroup::new("changes").args(TERMS).required(true).multiple(true))]
     Set {
-        /// The key's id, or its name if no other key has it
+        /// The key's id, or its name if no other active key has it
         key: String,
         #[command(flatten)]
         terms: Terms,
@@ -86,14 +101,14 @@ pub(super) struct Terms {
     /// that the key has.
     #[arg(long = "permission", value_name = "PERMISSION", value_parser = one_of(Permission::ALL.map(|permission| (permission.as_str(), permission))))]
     permissions: Vec<Permission>,
-    /// When the key expires: 12h, 90d, a date (YYYY-MM-DD, UTC), at the end of that day, or never
+    /// When the key expires: 12h, 90d, a date (YYYY-MM-DD), at the end of that day, or never
     #[arg(long, value_name = "WHEN", value_parser = parse_expiry)]
-    expires: Option<OrNone<i64>>,
+    expires: Option<OrNone<When>>,
     /// How many of the key's requests a gateway processes at once, 1 to 10000; the others wait.
     /// none, the default: any number
     #[arg(long, value_name = "N", value_parser = or_none(CONCURRENT_TAKES, parse_concurrent))]
     concurrent: Option<OrNone<u32>>,
-    /// How many tokens the key may use in a calendar day or month, UTC, over all gateways:
+    /// How many tokens the key may use in a calendar day or month, over all gateways:
     /// 50000/day, 1000000/month, or none, the default
     ///
     /// A key that has used its budget gets 403 until the next one begins; requests that run at that
@@ -116,17 +131,46 @@ fn or_none<T>(
     }
 }
 
-fn parse_expiry(text: &str) -> Result<OrNone<i64>, String> {
+fn parse_expiry(text: &str) -> Result<OrNone<When>, String> {
     if text == "never" {
         return Ok(None);
     }
-    let now = when::now();
-    match When::parse(text)
-        .ok_or_else(|| wrong_when(text, ", or never"))?
-        .expiry(now)
-    {
-        expires if expires <= now => Err("it is in the past".into()),
-        expires => Ok(Some(expires)),
+    let when = When::parse(text).ok_or_else(|| wrong_when(text, ", or never"))?;
+    Ok(Some(when))
+}
+
+fn parse_overlap(text: &str) -> Option<i64> {
+    let seconds = match When::parse(text)? {
+        When::Seconds(seconds) => seconds,
+        When::Days(days) => days * DAY,
+        _ => return None,
+    };
+    Some(seconds).filter(|seconds| *seconds <= LONGEST_OVERLAP)
+}
+
+impl Terms {
+    /// Changes what the options name.
+    fn apply(&self, terms: &mut KeyTerms, expires: Option<OrNone<i64>>) {
+        if !self.permissions.is_empty() {
+            // Each once.
+            let all = Permission::ALL.into_iter();
+            terms.permissions = all.filter(|one| self.permissions.contains(one)).collect();
+        }
+        terms.expires = expires.unwrap_or(terms.expires);
+        terms.concurrent = self.concurrent.unwrap_or(terms.concurrent);
+        terms.budget = self.budget.unwrap_or(terms.budget);
+    }
+
+    fn expiry(&self, zone: &Zone) -> Result<Option<OrNone<i64>>, CliError> {
+        let Some(Some(when)) = self.expires else {
+            return Ok(self.expires.map(|_| None));
+        };
+        let now = when::now();
+        match when.expiry(now, zone) {
+            Ok(expires) if expires > now => Ok(Some(Some(expires))),
+            Ok(_) => Err(CliError::usage("--expires: it is in the past.")),
+            Err(message) => Err(CliError::usage(&format!("--expires: {message}"))),
+        }
     }
 }
 
@@ -137,30 +181,31 @@ fn parse_name(text: &str) -> Result<KeyName, String> {
 impl KeysCommand {
     pub fn run(self, config: &Config) -> Result<(), CliError> {
         match self {
-            Self::Create { name, terms } => create(&name, terms, config),
+            Self::Create { name, terms } => create(&name, &terms, config),
             Self::List { state, json } => list(state, json, config),
             Self::Rename { key, name } => rename(&key, name, config),
             Self::Revoke { key } => revoke(key, config),
+            Self::Rotate { key, overlap } => rotate(key, overlap, config),
             Self::Set { key, terms } => set(&key, terms, config),
         }
     }
 }
 
-fn create(name: &KeyName, mut terms: Terms, config: &Config) -> Result<(), CliError> {
-    if terms.permissions.is_empty() {
-        terms.permissions.push(Permission::Completions);
-    }
+fn create(name: &KeyName, given: &Terms, config: &Config) -> Result<(), CliError> {
     let store = open_with(config, Access::Create)?;
-    let secret = new_secret();
-    let key = NewKey {
-        name,
-        permissions: &unique(&terms.permissions),
-        created: when::now(),
-        expires: terms.expires.flatten(),
-        concurrent: terms.concurrent.flatten(),
-        budget: terms.budget.flatten(),
+    let mut terms = KeyTerms {
+        permissions: vec![Permission::Completions],
+        expires: None,
+        concurrent: None,
+        budget: None,
     };
-    let id = store.keys.add(&secret, &key, &actor())?;
+    given.apply(&mut terms, given.expiry(&store.zone)?);
+    let (id, secret) = (keys::new_id(), new_secret());
+    if !store.keys.add(&id, &secret, name, &terms, &actor())? {
+        return Err(CliError::failed(format!(
+            "the id {id} is taken. Try again."
+        )));
+    }
     print(&(secret + "\n"))?;
     eprintln!(
         "Created {id} in {}. The secret above is not stored: save it now.",
@@ -172,7 +217,8 @@ fn create(name: &KeyName, mut terms: Terms, config: &Config) -> Result<(), CliEr
 }
 
 fn list(state: Option<KeyState>, json: bool, config: &Config) -> Result<(), CliError> {
-    let mut keys = open_store(config)?.keys.list()?;
+    let store = open_store(config)?;
+    let mut keys = store.keys.list()?;
     let (is_empty, now) = (keys.is_empty(), when::now());
     keys.retain(|key| state.is_none_or(|state| key.state(now) == state));
     if json {
@@ -188,112 +234,161 @@ fn list(state: Option<KeyState>, json: bool, config: &Config) -> Result<(), CliE
                 "id,name,secret,state,permissions,created,expires,last used,concurrent,budget";
             print(&text_table::with_heading(
                 heading,
-                keys.iter().map(|key| row(key, now)),
+                keys.iter().map(|key| row(key, now, &store.zone)),
             ))?;
         }
     }
     Ok(())
 }
 
-fn row(key: &Key, now: i64) -> Vec<String> {
+fn row(key: &Key, now: i64, zone: &Zone) -> Vec<String> {
     let state = key.state(now).as_str();
-    let used = |KeyBudget { budget, used }| {
-        format!(
-            "{} of {}/{}",
-            grouped(used),
-            grouped(budget.tokens),
-            budget.per.as_str()
-        )
+    let terms = &key.terms;
+    let used = |Budget { tokens, per, used }| {
+        let per = per.as_str();
+        format!("{} of {}/{per}", grouped(used), grouped(tokens))
     };
+    let secret = key.overlap.as_ref().map_or(key.hint.clone(), |old| {
+        let ends = zone.format_minute(Some(old.ends));
+        format!("{}, and {} until {ends}", key.hint, old.hint)
+    });
     vec![
         key.id.clone(),
         key.name.clone(),
-        key.hint.clone().unwrap_or_else(|| "-".into()),
-        key.revoked.map_or(state.into(), |time| {
-            format!("{state} {}", when::format_minute(Some(time)))
+        secret,
+        key.revoked.map_or(state.into(), |_| {
+            format!("{state} {}", zone.format_minute(key.revoked))
         }),
-        Permission::join(&key.permissions),
-        when::format_minute(Some(key.created)),
-        when::format_minute(key.expires),
-        when::format_minute(key.last_used),
-        key.concurrent
+        Permission::join(&terms.permissions),
+        zone.format_minute(Some(key.created)),
+        zone.format_minute(terms.expires),
+        zone.format_minute(key.last_used),
+        terms
+            .concurrent
             .map_or_else(|| "-".into(), |number| number.to_string()),
-        key.budget.map_or_else(|| "-".into(), used),
+        terms.budget.map_or_else(|| "-".into(), used),
     ]
 }
 
 fn rename(text: &str, name: KeyName, config: &Config) -> Result<(), CliError> {
     let store = open_with(config, Access::Existing)?;
-    let id = find(&store, text, SecretUse::Refused)?.id;
-    change(&store, &id, &[KeyChange::Name(name)])?;
+    let id = find(&store, text, false)?.id;
+    change(&store, &id, move |key| key.name = name.as_str().to_owned())?;
     eprintln!("Renamed {id} in {}.", config.database_name());
     warn_of_namesakes(&store, &id);
     Ok(())
 }
 
-fn revoke(text: Option<String>, config: &Config) -> Result<(), CliError> {
+/// Reads a key or a secret from standard input if the command line has none.
+fn key_or_secret(text: Option<String>) -> Result<String, CliError> {
     let text = match text.filter(|text| text != "-") {
         Some(text) => text,
         None => read_secret("The key's secret, id or name: ")?
             .trim()
             .to_owned(),
     };
-    if text.is_empty() {
-        return Err(CliError::usage("KEY or SECRET is missing."));
+    match text.as_str() {
+        "" => Err(CliError::usage("KEY or SECRET is missing.")),
+        _ => Ok(text),
     }
+}
+
+fn revoke(text: Option<String>, config: &Config) -> Result<(), CliError> {
+    let text = key_or_secret(text)?;
     let (store, database) = (open_with(config, Access::Existing)?, config.database_name());
-    let Key {
-        id, name, revoked, ..
-    } = find(&store, &text, SecretUse::Accepted)?;
-    if let Some(since) = revoked {
+    let key = find(&store, &text, true)?;
+    let Key { id, name, .. } = &key;
+    if key.revoked.is_some() {
         eprintln!(
             "{id} ({name}) in {database} is revoked already, since {}.",
-            when::format_minute(Some(since))
+            store.zone.format_minute(key.revoked)
         );
         return Ok(());
     }
-    store.keys.revoke(&id, when::now(), &actor())?;
+    store.keys.revoke(id, when::now(), &actor())?;
     eprintln!("Revoked {id} ({name}) in {database}.");
     Ok(())
 }
 
-fn set(text: &str, terms: Terms, config: &Config) -> Result<(), CliError> {
-    let permissions =
-        Some(unique(&terms.permissions)).filter(|permissions| !permissions.is_empty());
-    let changes: Vec<KeyChange> = [
-        permissions.map(KeyChange::Permissions),
-        terms.expires.map(KeyChange::Expires),
-        terms.concurrent.map(KeyChange::Concurrent),
-        terms.budget.map(KeyChange::Budget),
-    ]
-    .into_iter()
-    .flatten()
-    .collect();
-    let store = open_with(config, Access::Existing)?;
-    let Key { id, revoked, .. } = find(&store, text, SecretUse::Refused)?;
-    if let Some(since) = revoked {
-        let since = when::format_minute(Some(since));
-        return Err(CliError::failed(format!(
-            "{id} is revoked since {since}, for good. Create another key: adriaticum keys create NAME"
-        )));
+fn rotate(text: Option<String>, overlap: Option<i64>, config: &Config) -> Result<(), CliError> {
+    let text = key_or_secret(text)?;
+    let (store, database) = (open_with(config, Access::Existing)?, config.database_name());
+    let Key { id, name, hint, .. } = find(&store, &text, true)?;
+    let (secret, now) = (new_secret(), when::now());
+    match store.keys.rotate(&id, &secret, overlap, now, &actor())? {
+        KeyChanged::Done => {}
+        KeyChanged::NoSuchKey => return Err(no_such_key(&id, true)),
+        KeyChanged::Meanwhile(key) => return Err(not_rotated(&key, &store.zone)),
     }
-    change(&store, &id, &changes)?;
-    eprintln!("Changed {id} in {}.", config.database_name());
-    print_terms(&store, &id);
+    print(&(secret + "\n"))?;
+    let former = overlap.map_or("is refused from now on".into(), |seconds| {
+        format!(
+            "works until {}",
+            store.zone.format_minute(Some(now + seconds))
+        )
+    });
+    eprintln!(
+        "Rotated {id} ({name}) in {database}. The secret above is not stored: save it now. The former one, {hint}, {former}."
+    );
     Ok(())
 }
 
-/// Finds the one key that a text means.
-pub(super) fn find(store: &Store, text: &str, secret: SecretUse) -> Result<Key, CliError> {
-    let mut keys = store.keys.resolve(text, secret)?;
+fn not_rotated(key: &Key, zone: &Zone) -> CliError {
+    let Some(overlap) = key.overlap.as_ref().filter(|_| key.revoked.is_none()) else {
+        return revoked_for_good(key, zone);
+    };
+    CliError::failed(format!(
+        "{} has an overlap already: {} works until {}. To end both secrets now, rotate it without --overlap.",
+        key.id,
+        overlap.hint,
+        zone.format_minute(Some(overlap.ends))
+    ))
+}
+
+fn revoked_for_good(key: &Key, zone: &Zone) -> CliError {
+    CliError::failed(format!(
+        "{} is revoked since {}, for good. Create another key: adriaticum keys create NAME",
+        key.id,
+        zone.format_minute(key.revoked)
+    ))
+}
+
+fn set(text: &str, terms: Terms, config: &Config) -> Result<(), CliError> {
+    let store = open_with(config, Access::Existing)?;
+    let expires = terms.expiry(&store.zone)?;
+    let key = find(&store, text, false)?;
+    if key.revoked.is_some() {
+        return Err(revoked_for_good(&key, &store.zone));
+    }
+    change(&store, &key.id, move |key| {
+        terms.apply(&mut key.terms, expires)
+    })?;
+    eprintln!("Changed {} in {}.", key.id, config.database_name());
+    print_terms(&store, &key.id);
+    Ok(())
+}
+
+/// The ids of the keys that a text means to a report: of a name all, revoked ones too.
+pub(super) fn ids(store: &Store, text: &str) -> Result<Vec<String>, CliError> {
+    let keys = store.keys.named(text)?;
+    if keys.is_empty() {
+        return Err(no_such_key(text, false));
+    }
+    Ok(keys.into_iter().map(|key| key.id).collect())
+}
+
+/// Finds the one key that a text means to a command that changes it.
+fn find(store: &Store, text: &str, takes_secret: bool) -> Result<Key, CliError> {
+    let (mut keys, revoked): (Vec<Key>, Vec<Key>) = store
+        .keys
+        .named(text)?
+        .into_iter()
+        .partition(|key| key.revoked.is_none());
+    if keys.is_empty() {
+        keys = revoked;
+    }
     if keys.len() > 1 {
-        let hint = |key: &Key| {
-            format!(
-                "{} ({})",
-                key.id,
-                key.hint.as_deref().unwrap_or("secret unknown")
-            )
-        };
+        let hint = |key: &Key| format!("{} ({})", key.id, key.hint);
         let ids: Vec<String> = keys.iter().map(hint).collect();
         let count = ids.len();
         return Err(CliError::failed(format!(
@@ -301,15 +396,30 @@ pub(super) fn find(store: &Store, text: &str, secret: SecretUse) -> Result<Key, 
             ids.join(", ")
         )));
     }
-    keys.pop().ok_or_else(|| no_such_key(text, secret))
+    if let Some(key) = keys.pop() {
+        return Ok(key);
+    }
+    let now = when::now();
+    match store.keys.find(&SecretDigest::of(text), now)? {
+        Some((key, Some(ends))) if takes_secret && ends <= now => Err(CliError::failed(format!(
+            "that secret of {} ({}) was replaced and is refused since {}. To change the key nevertheless, use its id.",
+            key.id,
+            key.name,
+            store.zone.format_minute(Some(ends))
+        ))),
+        Some((key, _)) if takes_secret => Ok(key),
+        _ => Err(no_such_key(text, takes_secret)),
+    }
 }
 
-fn change(store: &Store, id: &str, changes: &[KeyChange]) -> Result<(), CliError> {
-    match store.keys.change(id, None, changes, &actor())? {
+fn change(
+    store: &Store,
+    id: &str,
+    edit: impl Fn(&mut Key) + Send + 'static,
+) -> Result<(), CliError> {
+    match store.keys.change(id, None, edit, &actor())? {
         KeyChanged::Done => Ok(()),
-        KeyChanged::NoSuchKey | KeyChanged::Meanwhile(_) => {
-            Err(no_such_key(id, SecretUse::Refused))
-        }
+        KeyChanged::NoSuchKey | KeyChanged::Meanwhile(_) => Err(no_such_key(id, false)),
     }
 }
 
@@ -317,7 +427,7 @@ fn change(store: &Store, id: &str, changes: &[KeyChange]) -> Result<(), CliError
 /// read again.
 fn print_terms(store: &Store, id: &str) {
     if let Ok(Some(key)) = store.keys.get(id) {
-        eprintln!("{}", key.in_words(when::now()));
+        eprintln!("{}", key.in_words(when::now(), &store.zone));
     }
 }
 
@@ -326,10 +436,7 @@ fn warn_of_namesakes(store: &Store, id: &str) {
     let Ok(Some(key)) = store.keys.get(id) else {
         return;
     };
-    let mut others = store
-        .keys
-        .resolve(&key.name, SecretUse::Refused)
-        .unwrap_or_default();
+    let mut others = store.keys.named(&key.name).unwrap_or_default();
     others.retain(|other| other.id != id && other.revoked.is_none());
     if !others.is_empty() {
         let ids: Vec<String> = others.into_iter().map(|other| other.id).collect();
@@ -340,21 +447,15 @@ fn warn_of_namesakes(store: &Store, id: &str) {
     }
 }
 
-/// Each permission once.
-fn unique(given: &[Permission]) -> Vec<Permission> {
-    let all = Permission::ALL.into_iter();
-    all.filter(|permission| given.contains(permission))
-        .collect()
-}
-
 /// A text that may be a secret, whole or in part, is not repeated.
-fn no_such_key(text: &str, secret: SecretUse) -> CliError {
-    let message = match secret {
-        SecretUse::Accepted => "there is no key with that id, secret or name.".into(),
-        SecretUse::Refused if contains_secret(text) => {
-            "there is no key with that id or name; only keys revoke takes a secret.".into()
+fn no_such_key(text: &str, takes_secret: bool) -> CliError {
+    let message = match takes_secret {
+        true => "there is no key with that id, secret or name.".into(),
+        false if contains_secret(text) => {
+            "there is no key with that id or name; only keys revoke and keys rotate take a secret."
+                .into()
         }
-        SecretUse::Refused => format!("there is no key {text:?}."),
+        false => format!("there is no key {text:?}."),
     };
     CliError::failed(format!("{message} List the keys: adriaticum keys list"))
 }

@@ -3,8 +3,8 @@
 use super::error::{CliError, failed};
 use super::output::{note, print};
 use crate::config::{self, Config};
-use crate::database::{Access, DatabaseError, DatabaseLocation, DatabaseUri};
-use crate::ledger::ServeLock;
+use crate::database::sqlite::lock::FileLock;
+use crate::database::{Access, DatabaseLocation, DatabaseUri, ProblemKind};
 use crate::progress::Progress;
 use crate::recovery::moving::{self, MoveResult};
 use crate::store::Store;
@@ -60,13 +60,17 @@ fn move_database(
         to.password = config::password_in(path)
             .map_err(|error| CliError::config(format!("{}: {error}.", path.display())))?;
     }
-    let store = Store::open(from, Access::Existing).map_err(|error| match error {
-        DatabaseError::Missing => CliError::failed(format!(
+    let store = Store::open(from, Access::Existing).map_err(|error| match error.kind {
+        ProblemKind::Missing => CliError::failed(format!(
             "there is no database at {from}. --from takes the path of the SQLite database to be moved."
         )),
-        error => failed(from)(error),
+        _ => failed(from)(error),
     })?;
-    let _lock = ServeLock::take(from, "").map_err(failed(from))?;
+    let _lock = from
+        .file()
+        .map(FileLock::take)
+        .transpose()
+        .map_err(failed(from))?;
     let MoveResult { found, marked } =
         moving::move_to(&store.database, &to, &Progress::on_stderr()).map_err(failed(&to))?;
     let keys = count(store.keys.list()?.len() as i64, "key");

@@ -192,7 +192,7 @@ fn row(document: &Document) -> Vec<String> {
         document.title.clone(),
         document.passages.to_string(),
         document.size.to_string(),
-        when::format_minute(Some(document.added)),
+        when::Zone::utc().format_minute(Some(document.added)),
         document.path.clone(),
     ]
 }
@@ -225,7 +225,7 @@ fn remove(index: &Index, named: &str) -> Result<(), CliError> {
 }
 
 fn query(index: &Index, words: &str, json: bool) -> Result<(), CliError> {
-    let found = index.find(words, "")?;
+    let found = index.find(words)?;
     if json {
         return print_json(&found);
     }

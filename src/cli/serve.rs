@@ -11,7 +11,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::{flag, low_level::pipe};
 
 use super::error::{CliError, failed};
-use super::open_store::open_with;
+use super::open_store::{check_time_zone, open_with};
 use super::process_limits::{connections_that_fit, too_few_threads};
 use super::sockets::{format_address, sockets};
 use crate::api::Api;
@@ -21,10 +21,10 @@ use crate::background::{Background, Step};
 use crate::checks;
 use crate::config::{Config, GroundingMode, RuntimeConfig, SearchConfig, TlsFiles};
 use crate::console::Console;
-use crate::database::{Access, DatabaseError, DatabaseLocation, LockError};
+use crate::database::sqlite::lock::FileLock;
+use crate::database::{Access, DatabaseLocation, Problem};
 use crate::grounding::Grounding;
-use crate::ledger::ServeLock;
-use crate::ledger_tasks::{LedgerTasks, Readiness};
+use crate::ledger::Writer;
 use crate::listener::{Acceptor, Limits, Listener, ListeningSocket, Service, Watchdog};
 use crate::logging;
 use crate::metrics::Metrics;
@@ -62,17 +62,13 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
         log::warn!("{reason}. The setting is {setting}");
     }
     let acceptor = config.tls.as_ref().map(acceptor).transpose()?;
+    check_time_zone(&config)?;
     // Before the sockets and the database, so that a second service ends here and has changed
     // nothing.
-    let lock = ServeLock::take(&config.database, &config.gateway).map_err(|error| {
-        CliError::failed(match error {
-            // Its message names the setting, which is not database.
-            LockError::NameTaken { .. } => {
-                format!("the database {}: {error}.", config.database_name())
-            }
-            error => checks::database_failed(&config, &error),
-        })
-    })?;
+    let failed_database =
+        |problem: Problem| CliError::failed(checks::database_failed(&config, &problem));
+    let lock = config.database.file().map(FileLock::take).transpose();
+    let lock = lock.map_err(failed_database)?;
     let sockets = sockets(&config)?;
     for url in &config.runtime.urls {
         let own = |socket: &ListeningSocket| checks::own_address(url, &socket.address);
@@ -81,15 +77,17 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
         }
     }
     let mut store = open_with(&config, Access::Serve)?;
-    store.check_lock(&lock)?;
+    store.check_start(lock.as_ref())?;
     let scheme = if acceptor.is_some() { "https" } else { "http" };
     let urls: Vec<String> = sockets
         .iter()
         .map(|socket| format_address(&socket.address, scheme))
         .collect();
-    store.ledger.join(&config.gateway, &urls.join(" "))?;
+    let name = format!("the database {}", config.database_name());
+    store
+        .join(&config.gateway, &urls.join(" "))
+        .map_err(failed(name))?;
     let store = Arc::new(store);
-    let readiness = Arc::new(Readiness::new(&store));
     let runtimes = Runtimes::new(&config.runtime, config.worker_share()).map(Arc::new);
     if runtimes.is_none() {
         log::warn!("no runtime is configured, so no completion can be run: set runtime.url");
@@ -124,22 +122,21 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
     let mut listener = Listener::new(sockets, limits).map_err(failed("the listener"))?;
     listener.acceptor = acceptor.clone();
     listener.trusted_proxies = config.trusted_proxies.clone();
-    listener.watchdog = watchdog(&store);
+    listener.watchdog = watchdog();
     listener.on_stop = Box::new(|| notify(&[NotifyState::Stopping]));
-    let replaced_because = Arc::new(OnceLock::new());
-    let replaced = {
+    let fenced_because = Arc::new(OnceLock::new());
+    let on_fenced = {
         let stopper = listener.stopper().map_err(failed("the listener"))?;
-        let replaced_because = Arc::clone(&replaced_because);
-        move |error: &DatabaseError| {
-            if replaced_because.set(error.clone()).is_ok() {
+        let fenced_because = Arc::clone(&fenced_because);
+        move |error: &Problem| {
+            if fenced_because.set(error.clone()).is_ok() {
                 log::error!("{error}: this process stops");
                 let _ = (&stopper).write_all(&[1]);
             }
         }
     };
-    let ledger_tasks =
-        LedgerTasks::start(&store, &readiness, config.retention_days, lock, replaced)
-            .map_err(too_few_threads)?;
+    let writer =
+        Writer::start(&store.ledger, config.retention_days, on_fenced).map_err(too_few_threads)?;
     let metrics = Arc::new(Metrics::default());
     let reload = {
         let (running, store, acceptor) =
@@ -157,7 +154,6 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
         store: Arc::clone(&store),
         metrics: Arc::clone(&metrics),
         listener: Arc::clone(&listener.state),
-        readiness,
         runtimes: runtimes.clone(),
         acceptor: acceptor.clone(),
     };
@@ -182,16 +178,16 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
     // After that message: a reload has others.
     let background = Background::start(reload_requested, reload, steps).map_err(too_few_threads)?;
     event_loop.run().map_err(failed("the listener"))?;
-    drop((background, ledger_tasks));
+    drop(background);
+    drop(writer);
     logging::log_refusal_summary();
-    if let Some(error) = replaced_because.get() {
-        return Err(CliError::failed(match (&config.database, error) {
-            (DatabaseLocation::Postgres(_), DatabaseError::Fenced) => format!(
-                "another process serves under the name {}, or has upgraded the database. Each gateway needs its own name: set \
-                 gateway (ADRIATICUM_GATEWAY).",
+    if let Some(problem) = fenced_because.get() {
+        return Err(CliError::failed(match &config.database {
+            DatabaseLocation::Postgres(_) => format!(
+                "{problem}. Each gateway needs its own name: {} is this one's, set gateway (ADRIATICUM_GATEWAY).",
                 config.gateway
             ),
-            _ => checks::database_failed(&config, error),
+            DatabaseLocation::Sqlite(_) => checks::database_failed(&config, problem),
         }));
     }
     log::info!("stopped");
@@ -231,12 +227,10 @@ fn notify(states: &[NotifyState]) {
     }
 }
 
-fn watchdog(store: &Arc<Store>) -> Option<Watchdog> {
+fn watchdog() -> Option<Watchdog> {
     let interval = sd_notify::watchdog_enabled().filter(|interval| !interval.is_zero())?;
-    let store = Arc::clone(store);
-    let is_database_stuck = move || store.database.is_stuck();
     let feed = || notify(&[NotifyState::Watchdog]);
-    Some(Watchdog::new(interval, is_database_stuck, feed))
+    Some(Watchdog::new(interval, feed))
 }
 
 /// Probes failed runtimes, and warns about the certificate.
@@ -294,7 +288,7 @@ fn reload(file: Option<&Path>, running: &Config, acceptor: Option<&Acceptor>, st
         if acceptor.replace_certificate(certificate) {
             applied.push(format!(
                 "certificate (expires at {})",
-                when::format_minute(acceptor.expires())
+                when::Zone::utc().format_minute(acceptor.expires())
             ));
         }
     }
@@ -323,7 +317,7 @@ fn reload(file: Option<&Path>, running: &Config, acceptor: Option<&Acceptor>, st
         log::warn!("{waiting}");
         details += &format!("; {waiting}");
     }
-    if let Err(error) = store.audit.note_reload(&Actor::signal("SIGHUP"), &details) {
+    if let Err(error) = store.audit.note_reload(&Actor::signal("SIGHUP"), details) {
         log::error!("the reload could not be recorded in the audit: {error}");
     }
 }

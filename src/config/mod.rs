@@ -23,6 +23,7 @@ use settings::{Environment, Settings};
 
 use crate::database::DatabaseLocation;
 use crate::listener::{Address, Proxies, TrustedProxy};
+use crate::time_zone;
 
 /// The file that is read if none is named.
 const DEFAULT_FILE: &str = "/etc/adriaticum/adriaticum.toml";
@@ -38,6 +39,9 @@ pub struct Config {
     pub database: DatabaseLocation,
     /// The file with its password, if there is one.
     pub database_password_file: Option<PathBuf>,
+    /// The zone that a new database takes, and that any other one has to have; `None` leaves it to
+    /// the database.
+    pub time_zone: Option<String>,
     /// The gateway's name in a shared database; empty if the database is a file.
     pub gateway: String,
     pub workers: usize,
@@ -129,6 +133,7 @@ impl Config {
             search: search::read(&mut settings, &database),
             database,
             database_password_file,
+            time_zone: time_zone(&mut settings),
             gateway,
             retention_days: match settings.value("usage.retention_days", RawSetting::number) {
                 0 => None,
@@ -206,6 +211,7 @@ impl Config {
                 "database_password_file",
                 self.database_password_file != new.database_password_file,
             ),
+            ("time_zone", self.time_zone != new.time_zone),
             ("gateway", self.gateway != new.gateway),
             ("listen", self.listen != new.listen),
             ("socket_mode", self.socket_mode != new.socket_mode),
@@ -307,6 +313,12 @@ fn host(text: &str) -> Option<String> {
             .bytes()
             .all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));
     (is_name || bare.parse::<std::net::Ipv6Addr>().is_ok()).then(|| bare.to_ascii_lowercase())
+}
+
+fn time_zone(settings: &mut Settings) -> Option<String> {
+    let written = settings.take_filled("time_zone")?;
+    let name = written.parse(|text| time_zone::is_name(text).then(|| text.to_owned()));
+    settings.accept(name)
 }
 
 fn tls(settings: &mut Settings) -> Option<TlsFiles> {
@@ -632,7 +644,7 @@ mod tests {
         let key = |key| with(&[("ADRIATICUM_RUNTIME_API_KEY", key)]);
         assert_eq!(key("a").differences(&key("b")), ["runtime.api_key"]);
         let changed = file(
-            "database = 'postgresql://u@db.test/'\ndatabase_password_file = '/proc/self/comm'\ngateway = 'g'\nlisten = 'unix:a'\n\
+            "database = 'postgresql://u@db.test/'\ndatabase_password_file = '/proc/self/comm'\ntime_zone = 'Europe/Zagreb'\ngateway = 'g'\nlisten = 'unix:a'\n\
              socket_mode = '0600'\napi_hosts = 'a.test'\nconsole_host = ''\ntrusted_proxies = 'unix'\nworkers = 1\nqueue = 1\n\
              max_connections = 1\nbuffer_limit = 1048576\ncompatibility = 'openai'\nlog_level = 'debug'\ntls.cert = 'c'\n\
              tls.key = 'k'\n[runtime]\nurl = 'http://a/v1'\nmodel = 'm'\napi_key = 'k'\ntimeout = 1\n[search]\nurl = 'index:'\n\

@@ -58,7 +58,7 @@ const fn setting(
 }
 
 #[rustfmt::skip]
-pub static SETTINGS: [Setting; 28] = [
+pub static SETTINGS: [Setting; 29] = [
     setting("database", Value("adriaticum.db"), Text("the path of a SQLite file, or a postgresql:// URI"),
         "Keys and ledger: one SQLite file, or a PostgreSQL database (tested with version 15).",
         "A relative path begins in the current folder. A URI may name several hosts: \
@@ -67,6 +67,10 @@ pub static SETTINGS: [Setting; 28] = [
         Text("a file that can be read"),
         "File with the password of a PostgreSQL database.",
         "Only root needs to be able to read the default file: systemd passes it to the service."),
+    setting("time_zone", Value("UTC"), Text("UTC or the name of a zone, such as Europe/Zagreb"),
+        "Time zone of days, months, budgets, and of all times but those of the log.",
+        "A new database takes it, and keeps it: `serve` refuses another one once there are requests. If it is not set, the \
+         database's own counts. The zone's rules come from the package tzdata when it is taken; `serve` stores newer ones."),
     setting("gateway", Computed("the host's name", ""),
         Text("a name of 1 to 64 printable characters without spaces, colons and commas"),
         "Name of this gateway among several that share a PostgreSQL database.",

@@ -9,6 +9,7 @@ use super::layout;
 use super::page::{Operator, PageResult};
 use crate::audit::{AuditRow, AuditSubject};
 use crate::id::has_shape;
+use crate::when::Zone;
 
 const ROWS_PER_PAGE: usize = 50;
 
@@ -22,9 +23,7 @@ const SUBJECTS: [(Option<AuditSubject>, &str); 4] = [
 pub fn page(operator: &Operator) -> PageResult {
     let query = &operator.request.query;
     let before = Some(query.get("before")).filter(|id| has_shape(id, "audit_", 32));
-    let about = AuditSubject::ALL
-        .into_iter()
-        .find(|subject| subject.as_str() == query.get("about"));
+    let about = AuditSubject::parse(query.get("about"));
     // With one row more than a page has, it is known whether there is another page.
     let audit = &operator.console.store.audit;
     let mut rows = audit.newest(about, before, ROWS_PER_PAGE as i64 + 1)?;
@@ -37,6 +36,8 @@ pub fn page(operator: &Operator) -> PageResult {
     let newest = before.map(|_| ("← Newest", address(about, "")));
     let earlier = rows.last().filter(|_| has_more);
     let earlier = earlier.map(|last| ("Earlier changes →", address(about, &last.id)));
+    let zone = &operator.console.store.zone;
+    let time = format!("Time ({})", zone.name());
     let content = html! {
         main {
             h1 { "Audit" }
@@ -47,7 +48,7 @@ pub fn page(operator: &Operator) -> PageResult {
             @if rows.is_empty() {
                 section.empty { h2 { "No rows" } p { "None matches." } }
             } @else {
-                (cards("audit", &["Time (UTC)", "Action", "By", "Key", "Details"].map(heading), rows.iter().map(cells)))
+                (cards("audit", &[&time, "Action", "By", "Key", "Details"].map(heading), rows.iter().map(|row| cells(row, zone))))
             }
             (page_links(newest.as_slice(), "", earlier))
         }
@@ -57,9 +58,9 @@ pub fn page(operator: &Operator) -> PageResult {
     ))
 }
 
-fn cells(row: &AuditRow) -> Vec<Markup> {
+fn cells(row: &AuditRow, zone: &Zone) -> Vec<Markup> {
     vec![
-        format::second(row.created),
+        format::second(row.created, zone),
         html! { strong { (row.description()) } },
         html! { span.text { (row.actor) } " " span.muted { (row.via) } },
         html! {

@@ -6,7 +6,7 @@ use maud::html;
 
 use super::layout::{copy_box, operator_page, plain_page};
 use super::page::{Operator, PageError};
-use crate::database::DatabaseError;
+use crate::database::ProblemKind;
 use crate::http::Response;
 use crate::logging;
 
@@ -79,7 +79,7 @@ pub fn error(operator: Option<&Operator>, peer: Option<IpAddr>, error: &PageErro
             "Something went wrong",
             "The service’s log has the reason. Completions are not affected.",
         ),
-        PageError::Store(error @ DatabaseError::RowsRemoved(_)) => {
+        PageError::Store(error) if error.kind == ProblemKind::RowsRemoved => {
             reason = format!("{error}.");
             (400, "These figures are not kept", reason.as_str())
         }

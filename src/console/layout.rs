@@ -7,6 +7,7 @@ use super::page::Operator;
 use super::session::cookies;
 use super::status::verdict;
 use crate::http::Response;
+use crate::when::Zone;
 
 /// Allows nothing but what this host serves, no script or style within a page, and no frame around
 /// it.
@@ -52,15 +53,23 @@ pub fn operator_page(
             button.quiet type="submit" { "Sign out" }
         }
     };
-    frame(status, &format!("{dot}{title} · {gateway}"), &top, content)
+    let title = format!("{dot}{title} · {gateway}");
+    frame(status, &title, &top, content, Some(&console.store.zone))
 }
 
 /// A page that needs no session.
 pub fn plain_page(status: u16, title: &str, content: &Markup) -> Response {
-    frame(status, title, &html! {}, content)
+    frame(status, title, &html! {}, content, None)
 }
 
-fn frame(status: u16, title: &str, top: &Markup, content: &Markup) -> Response {
+/// The zone is that of the times in the content.
+fn frame(
+    status: u16,
+    title: &str,
+    top: &Markup,
+    content: &Markup,
+    zone: Option<&Zone>,
+) -> Response {
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -80,7 +89,10 @@ fn frame(status: u16, title: &str, top: &Markup, content: &Markup) -> Response {
                     (top)
                 }
                 div #content { (content) }
-                footer { p { "Adriaticum " (env!("ADRIATICUM_VERSION")) " · All times are UTC" } }
+                footer { p {
+                    "Adriaticum " (env!("ADRIATICUM_VERSION"))
+                    @if let Some(zone) = zone { " · Time zone: " (zone.name()) }
+                } }
             }
         }
     };

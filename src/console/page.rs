@@ -5,7 +5,7 @@ use super::session::cookies::{self, BROWSER, SESSION, form_token};
 use super::session::credentials;
 use super::state::Console;
 use crate::audit::Actor;
-use crate::database::DatabaseError;
+use crate::database::Problem;
 use crate::http::{Request, Response};
 use crate::secret::{SecretDigest, contains_secret};
 use crate::store::Store;
@@ -184,7 +184,7 @@ pub enum PageError {
     Stale,
     /// A form that another site sent.
     Foreign,
-    Store(DatabaseError),
+    Store(Problem),
     /// A range of time that can't be displayed, and why.
     Range(String),
     /// Another export is in progress.
@@ -196,8 +196,8 @@ pub enum PageError {
     Panic,
 }
 
-impl From<DatabaseError> for PageError {
-    fn from(error: DatabaseError) -> Self {
+impl From<Problem> for PageError {
+    fn from(error: Problem) -> Self {
         Self::Store(error)
     }
 }

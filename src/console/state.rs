@@ -8,7 +8,7 @@ use super::session::browsers::KnownBrowsers;
 use super::session::throttle::SignInThrottle;
 use super::status::check_runner::CheckRunner;
 use crate::config::Config;
-use crate::database::DatabaseError;
+use crate::database::Problem;
 use crate::ledger::Gateway;
 use crate::monitoring::MonitoringEndpoints;
 use crate::store::Store;
@@ -50,7 +50,7 @@ impl Console {
     }
 
     /// The gateways that share the database; empty if it is a file.
-    pub(super) fn shared_gateways(&self) -> Result<Vec<Gateway>, DatabaseError> {
+    pub(super) fn shared_gateways(&self) -> Result<Vec<Gateway>, Problem> {
         if self.config.database.file().is_some() {
             Ok(Vec::new())
         } else {

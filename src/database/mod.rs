@@ -5,308 +5,325 @@
 //! SQL that both accept. What runs in a transaction, and what follows if the answer to a commit was
 //! lost, is the same for both.
 
-mod access;
 mod error;
 mod location;
+mod pool;
 pub mod postgres;
 mod schema;
 mod session;
 pub mod sqlite;
-mod statement;
-mod value;
 
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread;
 use std::time::{Duration, Instant};
 
-pub use access::Access;
-pub use error::{BackupError, DatabaseError, LockError, Result};
+pub use error::{Problem, ProblemKind, Result};
 pub use location::DatabaseLocation;
-use postgres::Postgres;
-use postgres::session::PgSession;
+pub use pool::Pool;
 pub use postgres::uri::DatabaseUri;
-pub use schema::Schema;
-pub use session::Session;
+use postgres::{PgWriter, Postgres};
+pub use rusqlite::types::{FromSql, Value};
+pub use schema::{Access, Schema};
+pub use session::{Row, Session, Statement};
+pub(crate) use session::{to_value, values};
 use sqlite::Sqlite;
 pub use sqlite::WalFigures;
-use sqlite::transaction::SqliteTransaction;
-pub use statement::{Statement, TransactionMode};
-pub(crate) use value::values;
-pub use value::{FromValue, Row, SqlValue};
+use sqlite::writer::SqliteWriter;
 
-use crate::progress::Progress;
-
-/// The connections to PostgreSQL: the leader of a group, look-ups of keys, two for the console, and
-/// background tasks.
-const CONNECTIONS: usize = 8;
+use crate::mutex::lock;
 
 /// The time for looking up a row, with all attempts.
 const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// An open database.
-pub enum Database {
-    Sqlite(Box<Sqlite>),
-    Postgres(Postgres),
+/// The time for a read that a person or a request waits for.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The time for a read of all rows.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// The time for a change, with all attempts and the wait for its turn.
+pub const CHANGE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The pause before the next attempt while another process writes. A server that writes all the time
+/// leaves only moments between its transactions.
+const BUSY_PAUSE: Duration = Duration::from_millis(1);
+
+/// The pause before the next attempt to reach a lost database.
+const CONNECT_PAUSE: Duration = Duration::from_millis(200);
+
+/// An open database: connections that read, and one that writes.
+pub struct Database {
+    engine: Engine,
+    /// `None` once the writer thread has taken it.
+    writer: Mutex<Option<WriteConnection>>,
+    /// Where changes go once there is a writer thread.
+    submit: OnceLock<SubmitJob>,
+    /// This open has created the tables.
+    pub is_new: bool,
 }
 
-/// A transaction, which is rolled back if it is dropped before its commit.
-enum Transaction<'a> {
-    Sqlite(SqliteTransaction<'a>),
-    Postgres(Box<PgSession>),
+enum Engine {
+    Sqlite(Sqlite),
+    Postgres(Arc<Postgres>),
 }
 
-impl Transaction<'_> {
-    fn session(&self) -> Session<'_> {
-        match self {
-            Self::Sqlite(transaction) => Session::Sqlite(transaction.session()),
-            Self::Postgres(session) => Session::Postgres(session),
-        }
-    }
+/// A change, which is run with the write connection, or gets the reason why it can't be.
+pub type Job = Box<dyn FnOnce(Result<&mut WriteConnection>) + Send>;
 
-    /// Runs the last statements and commits, on PostgreSQL in one round trip. Returns how many rows
-    /// each of them changed.
-    fn run_and_commit(&self, statements: &[Statement]) -> Result<Vec<usize>> {
-        match self {
-            Self::Sqlite(transaction) => transaction.run_and_commit(statements),
-            Self::Postgres(session) => session.run_and_commit(statements),
-        }
-    }
+/// Hands a job to the writer thread.
+pub type SubmitJob = Box<dyn Fn(Job) + Send + Sync>;
 
-    /// Returns whether the connection can't be used any more.
-    fn is_lost(&self) -> bool {
-        matches!(self, Self::Postgres(session) if session.is_lost())
-    }
+/// The connection that writes. It has one owner at a time.
+pub enum WriteConnection {
+    Sqlite(Box<SqliteWriter>),
+    Postgres(PgWriter),
+}
+
+/// The result of the work of a transaction, before its commit.
+pub enum Work<T> {
+    /// A value, and the last statements, which are sent together with COMMIT.
+    Done(T, Vec<Statement>),
+    /// The transaction before this one, whose answer was lost, was committed. The statements prove
+    /// that with a commit of their own: the server may be a primary that was replaced.
+    WasDone(Vec<Statement>),
 }
 
 impl Database {
-    pub fn open(
-        location: &DatabaseLocation,
-        schema: &Schema,
-        access: Access,
-        progress: &Progress,
-    ) -> Result<Self> {
-        Ok(match location {
+    pub fn open(location: &DatabaseLocation, schema: &Schema, access: Access) -> Result<Self> {
+        let (engine, writer, is_new) = match location {
             DatabaseLocation::Sqlite(path) => {
-                Self::Sqlite(Box::new(Sqlite::open(path, schema, access, progress)?))
+                let (sqlite, writer, is_new) = Sqlite::open(path, schema, access)?;
+                let writer = writer.map(|writer| WriteConnection::Sqlite(Box::new(writer)));
+                (Engine::Sqlite(sqlite), writer, is_new)
             }
             DatabaseLocation::Postgres(uri) => {
-                Self::Postgres(Postgres::open(uri, schema, CONNECTIONS, access)?)
+                let (postgres, writer, is_new) = Postgres::open(uri, schema, access)?;
+                let writer = Some(WriteConnection::Postgres(writer));
+                (Engine::Postgres(postgres), writer, is_new)
             }
+        };
+        Ok(Self {
+            engine,
+            writer: Mutex::new(writer),
+            submit: OnceLock::new(),
+            is_new,
         })
     }
 
-    /// Returns whether a write hangs, for which only a restart helps. A full disk or a locked
-    /// database does not count: that write fails in time.
-    pub fn is_stuck(&self) -> bool {
-        self.sqlite().is_some_and(Sqlite::is_stuck)
-    }
-
-    /// Returns figures about the WAL; zeros on PostgreSQL.
-    pub fn wal_figures(&self) -> WalFigures {
-        self.sqlite()
-            .map(|sqlite| sqlite.wal.figures())
-            .unwrap_or_default()
-    }
-
-    fn begin(&self, mode: TransactionMode) -> Result<Transaction<'_>> {
-        match self {
-            Self::Sqlite(sqlite) => sqlite.begin(mode).map(Transaction::Sqlite),
-            Self::Postgres(postgres) => Ok(Transaction::Postgres(Box::new(postgres.begin(mode)?))),
-        }
-    }
-
-    /// Returns whether this open created the tables.
-    pub fn is_new(&self) -> bool {
-        match self {
-            Self::Sqlite(sqlite) => sqlite.is_new,
-            Self::Postgres(postgres) => postgres.is_new,
-        }
-    }
-
-    /// The time that a write may take, with all its attempts.
-    fn write_timeout(&self) -> Duration {
-        match self {
-            Self::Sqlite(sqlite) => sqlite.write_timeout,
-            Self::Postgres(_) => postgres::WRITE_TIMEOUT,
-        }
-    }
-
-    /// The reason why every request would fail now; `None` if that is not known without a try.
-    pub fn lost(&self) -> Option<DatabaseError> {
-        match self {
-            Self::Sqlite(_) => None,
-            Self::Postgres(postgres) => postgres.pool.lost(),
-        }
-    }
-
-    /// The features that only a file has: checkpoints and checks of its pages.
+    /// The features that only a file has; `None` for PostgreSQL.
     pub fn sqlite(&self) -> Option<&Sqlite> {
-        match self {
-            Self::Sqlite(sqlite) => Some(sqlite),
-            Self::Postgres(_) => None,
+        match &self.engine {
+            Engine::Sqlite(sqlite) => Some(sqlite),
+            Engine::Postgres(_) => None,
         }
     }
 
     /// Runs `work` on one state of the database.
     pub fn read<T>(&self, work: impl FnOnce(&Session) -> Result<T>) -> Result<T> {
-        self.run(TransactionMode::Read, work)
+        self.read_within(READ_TIMEOUT, true, work)
+    }
+
+    /// The same for a read that may take minutes.
+    pub fn report<T>(&self, work: impl FnOnce(&Session) -> Result<T>) -> Result<T> {
+        self.read_within(REPORT_TIMEOUT, true, work)
     }
 
     /// The first row of one statement. If the connection was lost, it runs again on another one.
     pub fn look_up<T>(
         &self,
         statement: &str,
-        parameters: &[SqlValue],
+        parameters: &[Value],
         read: impl Fn(Row) -> Result<T>,
     ) -> Result<Option<T>> {
         let deadline = Instant::now() + LOOK_UP_TIMEOUT;
         loop {
-            let transaction = self.begin(TransactionMode::Statement)?;
-            match transaction.session().first(statement, parameters, &read) {
-                Err(_) if transaction.is_lost() && Instant::now() < deadline => {}
-                found => {
-                    let found = found?;
-                    transaction.run_and_commit(&[])?;
-                    return Ok(found);
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.read_within(left, false, |session| {
+                session.first(statement, parameters, &read)
+            }) {
+                Err(error)
+                    if error.kind == ProblemKind::Unknown
+                        && Instant::now() + CONNECT_PAUSE < deadline =>
+                {
+                    thread::sleep(CONNECT_PAUSE);
                 }
+                found => return found,
             }
         }
     }
 
-    /// Runs `work` in a transaction of its own, again if another one got in its way. It is durable
-    /// when this returns.
-    pub fn transaction<T>(&self, work: impl Fn(&Session) -> Result<T>) -> Result<T> {
-        let deadline = Instant::now() + self.write_timeout();
-        let value = loop {
-            match self.run(TransactionMode::Write, &work) {
-                Err(DatabaseError::Busy) if Instant::now() < deadline => {}
-                result => break result?,
-            }
-        };
-        self.checkpoint_if_due();
-        Ok(value)
-    }
-
-    /// Runs `work` once, in a transaction.
-    pub fn run<T>(
+    fn read_within<T>(
         &self,
-        mode: TransactionMode,
+        time: Duration,
+        is_snapshot: bool,
         work: impl FnOnce(&Session) -> Result<T>,
     ) -> Result<T> {
-        let transaction = self.begin(mode)?;
-        let value = work(&transaction.session())?;
-        transaction.run_and_commit(&[])?;
-        Ok(value)
-    }
-
-    /// Runs statements in one transaction. Returns how many rows the last one changed; all of it is
-    /// durable then. If the answer to the commit was lost, they run again, so a repetition has to
-    /// have the same result, or to change nothing if they were done.
-    pub fn write(&self, statements: &[Statement]) -> Result<usize> {
-        let mode = TransactionMode::WriteUntil(Instant::now() + self.write_timeout());
-        let done = statements.last().and_then(|last| last.done.as_deref());
-        let (settled, changed) =
-            self.commit_with_retries(mode, |session, before: Option<&Option<usize>>| {
-                if before.is_none() {
-                    return Ok((None, statements.to_vec()));
-                }
-                let mut changed = session
-                    .run(statements, &mut |_, _| Ok(()))?
-                    .pop()
-                    .unwrap_or(0);
-                if let Some(done) = done.filter(|_| changed == 0) {
-                    // The commit of this write proves that the row, if it is found, is durable.
-                    session.execute(postgres::TRY_WRITE, &[])?;
-                    changed = session
-                        .rows(&done.text, &done.parameters, |_| Ok(()))?
-                        .len();
-                }
-                Ok((Some(changed), Vec::new()))
-            })?;
-        self.checkpoint_if_due();
-        Ok(settled.or(changed.last().copied()).unwrap_or(0))
-    }
-
-    /// Runs `work`, and then the statements that it returns together with COMMIT, until the
-    /// deadline of the mode. An answer that was lost before COMMIT was sent means that nothing was
-    /// done: the server's process has to read COMMIT first. If the answer to COMMIT was lost,
-    /// `work` runs again with the value that it returned, and finds out. Also returns how many rows
-    /// each of the statements changed.
-    pub fn commit_with_retries<T>(
-        &self,
-        mode: TransactionMode,
-        work: impl Fn(&Session, Option<&T>) -> Result<(T, Vec<Statement>)>,
-    ) -> Result<(T, Vec<usize>)> {
-        let mut doubt: Option<(T, DatabaseError)> = None;
-        loop {
-            let transaction = match self.begin(mode) {
-                Ok(transaction) => transaction,
-                Err(error) => return Err(doubt.map_or(error, |(_, unknown)| unknown)),
-            };
-            let error = match work(
-                &transaction.session(),
-                doubt.as_ref().map(|(value, _)| value),
-            ) {
-                Ok((value, last)) => match transaction.run_and_commit(&last) {
-                    Ok(changed) => return Ok((value, changed)),
-                    Err(error) => {
-                        if matches!(error, DatabaseError::Unknown(_)) {
-                            doubt = Some((value, error.clone()));
-                        }
-                        error
-                    }
-                },
-                Err(error) => error,
-            };
-            let can_help = transaction.is_lost() || matches!(error, DatabaseError::Busy);
-            if !can_help || !mode.allows_retry() {
-                if let (DatabaseError::Unknown(cause), Self::Postgres(postgres)) = (&error, self) {
-                    postgres.pool.mark_lost(cause.clone());
-                }
-                return Err(doubt.map_or(error, |(_, unknown)| unknown));
-            }
+        let deadline = Instant::now() + time;
+        match &self.engine {
+            Engine::Sqlite(sqlite) => sqlite.read(is_snapshot, deadline, work),
+            Engine::Postgres(postgres) => postgres.read(is_snapshot, deadline, work),
         }
     }
 
-    /// Moves the WAL into the database if it has become large. PostgreSQL has its own checkpoints.
-    pub fn checkpoint_if_due(&self) {
-        if let Some(sqlite) = self.sqlite() {
-            sqlite.checkpoint_if_due();
+    /// Runs `work` in one transaction: in `serve` as a job of the writer thread, in a command on
+    /// its own connection. It is durable when this returns. If the answer to COMMIT was lost, a row
+    /// of `settled_by` means that the transaction was done; without one, `work` runs again, so a
+    /// repetition has to have the same result.
+    pub fn transaction<T: Send + 'static>(
+        &self,
+        settled_by: Option<Statement>,
+        work: impl Fn(&Session) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let deadline = Instant::now() + CHANGE_TIMEOUT;
+        let Some(submit) = self.submit.get() else {
+            return self.with_writer(|connection| {
+                connection.transaction(deadline, settled_by.as_ref(), &work)
+            });
+        };
+        let (sender, result) = mpsc::sync_channel(1);
+        submit(Box::new(move |connection| {
+            let result = connection.and_then(|connection| {
+                connection.transaction(deadline, settled_by.as_ref(), &work)
+            });
+            let _ = sender.send(result);
+        }));
+        // A job that panicked has dropped its sender.
+        result
+            .recv()
+            .unwrap_or_else(|_| Err(Problem::new(ProblemKind::Panicked, "a write panicked")))
+    }
+
+    /// Runs `work` with the connection of a process that has no writer thread.
+    pub fn with_writer<T>(
+        &self,
+        work: impl FnOnce(&mut WriteConnection) -> Result<T>,
+    ) -> Result<T> {
+        match &mut *lock(&self.writer) {
+            Some(connection) => work(connection),
+            None => Err(Problem::read_only()),
+        }
+    }
+
+    /// Gives the write connection to a writer thread, which takes the jobs from now on.
+    pub fn take_writer(&self, submit: SubmitJob) -> Option<WriteConnection> {
+        let connection = lock(&self.writer).take()?;
+        let _ = self.submit.set(submit);
+        Some(connection)
+    }
+
+    /// Closes the connections that read: the last connection to a file, which moves its WAL into the
+    /// database, has to be the one that writes.
+    pub fn close_readers(&self) {
+        if let Engine::Sqlite(sqlite) = &self.engine {
+            sqlite.close_readers();
         }
     }
 
     /// The time by the database's clock, in Unix seconds, as an expression.
     pub fn clock(&self) -> &'static str {
-        match self {
-            Self::Sqlite(_) => "unixepoch()",
-            Self::Postgres(_) => postgres::CLOCK,
-        }
-    }
-
-    /// Fails if another program has changed the tables to a version that this one does not know.
-    pub fn check_version(&self, session: &Session, schema: &Schema) -> Result<()> {
-        let known = schema.version;
-        let (query, usable) = match self {
-            Self::Sqlite(_) => ("PRAGMA user_version", known..=known),
-            Self::Postgres(_) => ("SELECT oldest_known FROM schema_version", 0..=known),
-        };
-        match session.value(query, &[])? {
-            found if usable.contains(&found) => Ok(()),
-            found => Err(DatabaseError::VersionChanged { found, known }),
+        match &self.engine {
+            Engine::Sqlite(_) => "unixepoch()",
+            Engine::Postgres(_) => postgres::CLOCK,
         }
     }
 
     /// The clause of a query that locks its rows until the transaction ends. SQLite does not know
     /// it: its transactions lock everything.
     pub fn row_lock(&self, clause: &'static str) -> &'static str {
-        match self {
-            Self::Sqlite(_) => "",
-            Self::Postgres(_) => clause,
+        match &self.engine {
+            Engine::Sqlite(_) => "",
+            Engine::Postgres(_) => clause,
+        }
+    }
+}
+
+impl WriteConnection {
+    /// Runs `work` and commits, again until the deadline if another process is in the way or the
+    /// connection was lost. An answer that was lost before COMMIT was sent means that nothing was
+    /// done. If the answer to COMMIT was lost, `work` runs again with the value that it returned,
+    /// and finds out. `between` runs between two attempts.
+    pub fn commit<T>(
+        &mut self,
+        deadline: Instant,
+        mut between: impl FnMut(&mut Self),
+        work: impl Fn(&Session, Option<&T>) -> Result<Work<T>>,
+    ) -> Result<T> {
+        let mut doubt: Option<(T, Problem)> = None;
+        loop {
+            let error = match self.attempt(deadline, &mut doubt, &work) {
+                Ok(value) => return Ok(value),
+                Err(error) => error,
+            };
+            let pause = match error.kind {
+                ProblemKind::Busy => BUSY_PAUSE,
+                ProblemKind::Unknown | ProblemKind::Unavailable => CONNECT_PAUSE,
+                _ => return Err(doubt.map_or(error, |(_, unknown)| unknown)),
+            };
+            if Instant::now() + pause >= deadline {
+                return Err(doubt.map_or(error, |(_, unknown)| unknown));
+            }
+            between(self);
+            thread::sleep(pause);
         }
     }
 
-    pub fn append_timeout(&self) -> Duration {
+    fn attempt<T>(
+        &mut self,
+        deadline: Instant,
+        doubt: &mut Option<(T, Problem)>,
+        work: impl Fn(&Session, Option<&T>) -> Result<Work<T>>,
+    ) -> Result<T> {
+        let mut run =
+            |session: &Session| match work(session, doubt.as_ref().map(|(value, _)| value))? {
+                Work::Done(value, last) => match session.commit(&last) {
+                    Ok(()) => Ok(value),
+                    Err(error) => {
+                        if error.kind == ProblemKind::Unknown {
+                            *doubt = Some((value, error.clone()));
+                        }
+                        Err(error)
+                    }
+                },
+                Work::WasDone(last) => {
+                    session.commit(&last)?;
+                    let (value, _) = doubt.take().expect("only then was it asked for");
+                    Ok(value)
+                }
+            };
         match self {
-            Self::Sqlite(sqlite) => sqlite.append_timeout,
-            Self::Postgres(_) => postgres::WRITE_TIMEOUT,
+            Self::Sqlite(writer) => writer.transaction(run),
+            Self::Postgres(writer) => run(&Session::Postgres(&writer.begin(deadline)?)),
+        }
+    }
+
+    /// Runs `work` in one transaction, as `Database::transaction` describes.
+    pub fn transaction<T>(
+        &mut self,
+        deadline: Instant,
+        settled_by: Option<&Statement>,
+        work: impl Fn(&Session) -> Result<T>,
+    ) -> Result<T> {
+        self.commit(
+            deadline,
+            |_| (),
+            |session, before| {
+                if let (Some(_), Some(done)) = (before, settled_by) {
+                    let found = session.rows(&done.text, &done.parameters, |_| Ok(()))?;
+                    if !found.is_empty() {
+                        return Ok(Work::WasDone(vec![Statement::new(postgres::TRY_WRITE, [])]));
+                    }
+                }
+                work(session).map(|value| Work::Done(value, Vec::new()))
+            },
+        )
+    }
+
+    /// The connection to a file; `None` for PostgreSQL.
+    pub fn sqlite(&mut self) -> Option<&mut SqliteWriter> {
+        match self {
+            Self::Sqlite(writer) => Some(writer),
+            Self::Postgres(_) => None,
         }
     }
 }
@@ -318,9 +335,9 @@ pub mod tests {
     use super::*;
     use crate::ledger::SCHEMA;
 
-    /// A new file.
+    /// A new file, as a service opens it.
     pub fn open(path: &Path) -> Result<Database> {
         let location = DatabaseLocation::Sqlite(path.to_owned());
-        Database::open(&location, &SCHEMA, Access::Create, &Progress::hidden())
+        Database::open(&location, &SCHEMA, Access::Serve)
     }
 }

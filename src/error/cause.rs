@@ -45,6 +45,8 @@ causes! {
     NoKey "no_key"
     UnknownKey "unknown_key"
     Revoked "revoked"
+    /// The secret was replaced by another one of its key.
+    Replaced "replaced"
     Expired "expired"
     Permission "permission"
     Budget "budget"

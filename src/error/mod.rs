@@ -2,10 +2,12 @@
 //! failure.
 
 mod cause;
+mod problem;
 
 use std::borrow::Cow;
 
 pub use cause::FailureCause;
+pub use problem::{Problem, ProblemKind};
 
 /// One row of the table: an error that a client can recognize.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -50,7 +50,7 @@ impl Grounding {
             return Ok(None);
         };
         let started = Instant::now();
-        let found = self.search.find(&query, &row.key_id, &cost.cancellation);
+        let found = self.search.find(&query, &cost.cancellation);
         row.search_ms = Some(milliseconds(started.elapsed()));
         row.search_reason = Some(reason.to_owned());
         let passages = found.map_err(|error| Failure {

@@ -4,9 +4,7 @@ use std::io::Write;
 use std::sync::Arc;
 
 use ::http::StatusCode;
-use time::OffsetDateTime;
-use time::format_description::BorrowedFormatItem;
-use time::macros::format_description;
+use jiff::Timestamp;
 
 /// A response, without the headers that depend on its connection.
 #[derive(Debug)]
@@ -30,9 +28,7 @@ pub enum ConnectionHeader {
 }
 
 /// RFC 9110, 5.6.7.
-const HTTP_DATE: &[BorrowedFormatItem<'_>] = format_description!(
-    "[weekday repr:short], [day] [month repr:short] [year] [hour]:[minute]:[second] GMT"
-);
+const HTTP_DATE: &str = "%a, %d %b %Y %H:%M:%S GMT";
 
 /// For a client that waits for this before it sends its body.
 pub const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
@@ -72,7 +68,7 @@ impl Response {
                 bytes.extend_from_slice(part.as_bytes());
             }
         };
-        line("date", &format_date(OffsetDateTime::now_utc()));
+        line("date", &format_date(Timestamp::now()));
         line("content-type", self.content_type);
         line("content-length", &self.body.len().to_string());
         for (name, value) in &self.headers {
@@ -91,9 +87,8 @@ impl Response {
     }
 }
 
-fn format_date(time: OffsetDateTime) -> String {
-    time.format(HTTP_DATE)
-        .expect("a date after 1970 should have its text")
+fn format_date(time: Timestamp) -> String {
+    time.strftime(HTTP_DATE).to_string()
 }
 
 #[cfg(test)]
@@ -119,7 +114,7 @@ mod tests {
     #[test]
     fn the_date_follows_the_second() {
         let check = |seconds: i64, expected: &str| {
-            let time = OffsetDateTime::from_unix_timestamp(seconds).expect("a time");
+            let time = Timestamp::from_second(seconds).expect("a time");
             assert_eq!(format_date(time), expected);
         };
         check(1_700_000_000, "Tue, 14 Nov 2023 22:13:20 GMT");

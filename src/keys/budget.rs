@@ -1,11 +1,12 @@
-//! Budgets: how many tokens a key may use in a calendar day or month, UTC.
+//! Budgets: how many tokens a key may use in a calendar day or month of the database's time zone.
 
 use std::fmt;
 
 use serde::Serialize;
 
-use crate::database::{DatabaseError, Result, Row, SqlValue, values};
-use crate::when::{self, DAY, Range};
+use crate::database::{Problem, Result, Row, Value, values};
+use crate::text::words;
+use crate::when::{Range, Zone};
 
 /// The most tokens of a budget: a runtime that makes a million per second would need eleven days
 /// for them.
@@ -16,55 +17,34 @@ const MOST_TOKENS: i64 = 1_000_000_000_000;
 const NEARLY_USED_UP: i64 = 90;
 
 /// Columns of `keys`: the budget, its period and, only if there is a budget, the tokens that all
-/// gateways together have used of it. $1 is the day and $2 the beginning of the month that they are
-/// about. The hint is that of the engine.
-pub(super) fn budget_columns(days_hint: &str) -> String {
-    format!(
-        "budget, budget_per, CASE WHEN budget IS NOT NULL THEN
-         (SELECT CAST(coalesce(sum(total_tokens), 0) AS BIGINT) FROM usage_rollup {days_hint} WHERE span = 86400
-         AND key_id = keys.id AND start BETWEEN CASE budget_per WHEN 'day' THEN $1 ELSE $2 END AND $1) END"
-    )
-}
+/// gateways together have used of it. $1 is the day and $2 the first day of the month that they are
+/// about. A sum that was tampered with counts as ten times the largest budget: added up, it would
+/// overflow, and the look-up of its key fail.
+pub(super) const BUDGET_COLUMNS: &str = "budget, budget_per, CASE WHEN budget IS NOT NULL THEN
+     (SELECT CAST(coalesce(sum(CASE WHEN total_tokens BETWEEN 0 AND 10000000000000 THEN total_tokens
+         ELSE 10000000000000 END), 0) AS BIGINT) FROM usage_days
+     WHERE key_id = keys.id AND day BETWEEN CASE budget_per WHEN 'day' THEN $1 ELSE $2 END AND $1) END";
 
-/// The first parameters of a statement with [`budget_columns`]: for the budget of a request that
+/// The first parameters of a statement with [`BUDGET_COLUMNS`]: for the budget of a request that
 /// was created at this time.
-pub(super) fn budget_parameters(created: i64) -> [SqlValue; 2] {
-    values![
-        BudgetPeriod::Day.containing(created).since,
-        BudgetPeriod::Month.containing(created).since
-    ]
+pub(super) fn budget_parameters(created: i64, zone: &Zone) -> [Value; 2] {
+    let day = zone.date(created);
+    values![day.to_string(), day.first_of_month().to_string()]
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum BudgetPeriod {
-    Day,
-    Month,
+words! {
+    pub enum BudgetPeriod {
+        Day = "day",
+        Month = "month",
+    }
 }
 
 impl BudgetPeriod {
-    pub const ALL: [Self; 2] = [Self::Day, Self::Month];
-
-    pub fn parse(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|period| period.as_str() == word)
-    }
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Day => "day",
-            Self::Month => "month",
-        }
-    }
-
     /// The calendar day or month of a time.
-    pub fn containing(self, time: i64) -> Range {
-        let day = time.div_euclid(DAY).saturating_mul(DAY);
+    pub fn containing(self, time: i64, zone: &Zone) -> Range {
         match self {
-            Self::Day => Range {
-                since: day,
-                until: day.saturating_add(DAY),
-            },
-            Self::Month => when::month(time).unwrap_or(Range::ALL),
+            Self::Day => zone.day(time),
+            Self::Month => zone.month(time),
         }
     }
 }
@@ -74,23 +54,59 @@ impl BudgetPeriod {
 pub struct Budget {
     pub tokens: i64,
     pub per: BudgetPeriod,
+    /// What all gateways together have used of it; 0 for one that is to be set.
+    pub used: i64,
 }
 
 impl Budget {
-    pub const TAKES: &str = "a number of tokens from 1 to 1000000000000, a slash, and day or month";
+    pub const TAKES: &str = "a number of tokens from 1 to 1000000000000, such as 750000, 750k or 2M, a slash, and day or \
+                             month";
 
-    /// Parses `1000000/month`.
+    /// Parses `1000000/month`, `500k/day` or `2M/month`.
     pub fn parse(text: &str) -> Option<Self> {
-        let (tokens, per) = text.split_once('/')?;
-        let is_number = tokens.bytes().all(|byte| byte.is_ascii_digit());
-        let tokens = tokens
-            .parse()
-            .ok()
-            .filter(|tokens| is_number && (1..=MOST_TOKENS).contains(tokens))?;
+        let (number, per) = text.split_once('/')?;
+        let (digits, unit) = match number.as_bytes().last()? {
+            b'k' => (&number[..number.len() - 1], 1_000),
+            b'M' => (&number[..number.len() - 1], 1_000_000),
+            _ => (number, 1),
+        };
+        let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
+        let number: i64 = digits.parse().ok().filter(|_| is_number)?;
+        let tokens = number.checked_mul(unit)?;
+        if !(1..=MOST_TOKENS).contains(&tokens) {
+            return None;
+        }
         Some(Self {
             tokens,
             per: BudgetPeriod::parse(per)?,
+            used: 0,
         })
+    }
+
+    /// Reads [`BUDGET_COLUMNS`].
+    pub(super) fn read(row: &mut Row) -> Result<Option<Self>> {
+        let (tokens, per): (Option<i64>, Option<String>) = (row.column()?, row.column()?);
+        let used: Option<i64> = row.column()?;
+        let Some(tokens) = tokens else {
+            return Ok(None);
+        };
+        let per = per.as_deref().and_then(BudgetPeriod::parse);
+        let per = per.ok_or_else(|| Problem::damaged("the period of a budget is unknown"))?;
+        let used = used.unwrap_or(0);
+        Ok(Some(Self { tokens, per, used }))
+    }
+
+    pub fn is_used_up(&self) -> bool {
+        self.used >= self.tokens
+    }
+
+    pub fn is_nearly_used_up(&self) -> bool {
+        self.percent() >= NEARLY_USED_UP
+    }
+
+    /// The used share in percent, rounded down: 100 means that it is used up.
+    pub fn percent(&self) -> i64 {
+        (i128::from(self.used) * 100 / i128::from(self.tokens.max(1))) as i64
     }
 }
 
@@ -100,54 +116,18 @@ impl fmt::Display for Budget {
     }
 }
 
-/// A key's budget, and what was used of it in the period.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct KeyBudget {
-    #[serde(flatten)]
-    pub budget: Budget,
-    pub used: i64,
-}
-
-impl KeyBudget {
-    /// Reads [`budget_columns`].
-    pub(super) fn read(row: &mut Row) -> Result<Option<Self>> {
-        let (tokens, per): (Option<i64>, Option<String>) = (row.column()?, row.column()?);
-        let used: Option<i64> = row.column()?;
-        let Some(tokens) = tokens else {
-            return Ok(None);
-        };
-        let per = per.as_deref().and_then(BudgetPeriod::parse);
-        let per =
-            per.ok_or_else(|| DatabaseError::Damaged("the period of a budget is unknown".into()))?;
-        Ok(Some(Self {
-            budget: Budget { tokens, per },
-            used: used.unwrap_or(0),
-        }))
-    }
-
-    pub fn is_used_up(&self) -> bool {
-        self.used >= self.budget.tokens
-    }
-
-    pub fn is_nearly_used_up(&self) -> bool {
-        self.percent() >= NEARLY_USED_UP
-    }
-
-    /// The used share in percent, rounded down: 100 means that it is used up.
-    pub fn percent(&self) -> i64 {
-        (i128::from(self.used) * 100 / i128::from(self.budget.tokens.max(1))) as i64
-    }
-}
-
 #[cfg(test)]
 mod tests {
+
     use super::*;
     use crate::audit::Actor;
-    use crate::keys::{KeyChange, KeyChanged};
+    use crate::keys::{Key, KeyChanged};
     use crate::ledger::append::tests::write;
     use crate::secret::SecretDigest;
     use crate::store::Store;
     use crate::store::tests::Temporary;
+    use crate::when::DAY;
+    use crate::when::tests::zone;
 
     #[test]
     fn what_is_a_budget() {
@@ -156,6 +136,14 @@ mod tests {
             ("1000000/month", Some((1_000_000, BudgetPeriod::Month))),
             ("1000000000000/day", Some((MOST_TOKENS, BudgetPeriod::Day))),
             ("1000000000001/day", None),
+            ("750k/day", Some((750_000, BudgetPeriod::Day))),
+            ("2M/month", Some((2_000_000, BudgetPeriod::Month))),
+            ("1000000M/day", Some((MOST_TOKENS, BudgetPeriod::Day))),
+            ("1000001M/day", None),
+            ("9999999999999999M/day", None),
+            ("k/day", None),
+            ("2m/day", None),
+            ("2kM/day", None),
             ("0/day", None),
             ("-1/day", None),
             ("+1/day", None),
@@ -166,10 +154,11 @@ mod tests {
             ("1/day/", None),
             ("99999999999999999999/day", None),
         ] {
-            let budget = budget.map(|(tokens, per)| Budget { tokens, per });
+            let used = 0;
+            let budget = budget.map(|(tokens, per)| Budget { tokens, per, used });
             assert_eq!(Budget::parse(text), budget, "{text}");
             if let Some(budget) = budget {
-                assert_eq!(budget.to_string(), text);
+                assert_eq!(Budget::parse(&budget.to_string()), Some(budget));
             }
         }
     }
@@ -183,13 +172,8 @@ mod tests {
             (999, 1000, 99),
             (7, 3, 233),
         ] {
-            let budget = KeyBudget {
-                budget: Budget {
-                    tokens,
-                    per: BudgetPeriod::Day,
-                },
-                used,
-            };
+            let per = BudgetPeriod::Day;
+            let budget = Budget { tokens, per, used };
             assert_eq!(budget.percent(), percent);
             assert_eq!(
                 (budget.is_used_up(), budget.is_nearly_used_up()),
@@ -199,24 +183,28 @@ mod tests {
     }
 
     fn set(store: &Store, budget: &str) {
-        let change = [KeyChange::Budget(Budget::parse(budget))];
+        let budget = Budget::parse(budget);
+        let change = move |key: &mut Key| key.terms.budget = budget;
         let done = store
             .keys
-            .change("key_1", None, &change, &Actor::command("ana".into()));
+            .change("key_1", None, change, &Actor::command("ana".into()));
         assert!(matches!(done, Ok(KeyChanged::Done)));
     }
 
     /// 2024-02-29 and the days around it.
     const LEAP_DAY: i64 = 19_782 * DAY;
 
+    fn found(store: &Store, created: i64) -> Key {
+        let found = store.keys.find(&SecretDigest::of("key_1"), created);
+        found.expect("a look-up").expect("the key").0
+    }
+
     /// Returns whether the look-up of a request that was created at this time accepts the key.
     fn is_accepted(store: &Store, created: i64) -> bool {
-        let key = store
-            .keys
-            .find(&SecretDigest::of("key_1"), created)
-            .expect("a look-up")
-            .expect("the key");
-        !key.budget.is_some_and(|budget| budget.is_used_up())
+        !found(store, created)
+            .terms
+            .budget
+            .is_some_and(|budget| budget.is_used_up())
     }
 
     #[test]
@@ -239,12 +227,8 @@ mod tests {
         assert!(is_accepted(store, LEAP_DAY + 9), "one token is left");
         write(store, "last", "key_1", LEAP_DAY + 9, 200, Some(500));
         let used = |created| {
-            let key = store
-                .keys
-                .find(&SecretDigest::of("key_1"), created)
-                .expect("a look-up")
-                .expect("the key");
-            key.budget.expect("a budget").used
+            let budget = found(store, created).terms.budget;
+            budget.expect("a budget").used
         };
         assert_eq!(
             (used(LEAP_DAY + 9), used(LEAP_DAY - 1), used(LEAP_DAY + DAY)),
@@ -268,9 +252,57 @@ mod tests {
                 .get("key_1")
                 .expect("a look-up")
                 .expect("the key")
+                .terms
                 .budget
                 .is_none()
         );
+    }
+
+    /// An office in California got its budgets back at four in the afternoon.
+    #[test]
+    fn a_budget_is_of_the_days_of_the_place() {
+        let mut temporary = Temporary::new();
+        let place = zone("America/Los_Angeles");
+        temporary.set_zone(place.clone());
+        let store = &temporary.store;
+        set(store, "10/day");
+        let midnight = LEAP_DAY + 8 * 3600;
+        write(store, "x", "key_1", midnight - 1, 200, Some(10));
+        assert!(!is_accepted(store, midnight - 1));
+        assert!(is_accepted(store, midnight));
+        write(store, "y", "key_1", midnight, 200, Some(10));
+        assert!(!is_accepted(store, midnight + DAY - 1));
+        assert!(is_accepted(store, midnight + DAY));
+        assert_eq!(
+            BudgetPeriod::Day.containing(midnight - 1, &place).until,
+            midnight
+        );
+        set(store, "20/month");
+        assert!(!is_accepted(store, midnight + DAY - 1));
+        assert!(is_accepted(store, midnight + DAY), "it is March");
+    }
+
+    /// The look-up failed, so that every request of the key got 503.
+    #[test]
+    fn sums_that_were_tampered_with_use_a_budget_up() {
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        set(store, "1000000000000/month");
+        for status in [200, 502] {
+            write(
+                store,
+                &status.to_string(),
+                "key_1",
+                LEAP_DAY,
+                status,
+                Some(1),
+            );
+        }
+        assert!(is_accepted(store, LEAP_DAY));
+        for number in [i64::MAX, i64::MIN] {
+            store.tamper(&format!("UPDATE usage_days SET total_tokens = {number}"));
+            assert!(!is_accepted(store, LEAP_DAY), "{number}");
+        }
     }
 
     #[test]

@@ -1,72 +1,102 @@
-//! An API key as it is stored, its properties, and changes of these.
+//! An API key as it is stored, and its terms.
 
 use serde::Serialize;
 
-use crate::database::{Result, Row};
+use crate::database::{Result, Row, Value, values};
 use crate::id::has_shape;
-use crate::keys::{Budget, KeyBudget};
+use crate::keys::Budget;
 use crate::secret::{SecretDigest, contains_secret};
-use crate::text::{count, grouped, is_unprintable};
-use crate::when::{self, DAY};
+use crate::text::{count, grouped, is_unprintable, words};
+use crate::when::{DAY, Date, Zone};
 
-/// A key as it is stored. The secret is not in it: reading the database does not allow using the
+/// A key as it is stored. Its secrets are not in it: reading the database does not allow using the
 /// keys.
 #[derive(Clone, Debug, Serialize)]
 pub struct Key {
     pub id: String,
     pub name: String,
-    /// The beginning and the end of the secret; unknown for a key that an earlier version made.
-    pub hint: Option<String>,
-    pub permissions: Vec<Permission>,
+    /// The beginning and the end of the present secret. It distinguishes two keys of one name.
+    pub hint: String,
+    #[serde(flatten)]
+    pub terms: KeyTerms,
     pub created: i64,
-    pub expires: Option<i64>,
     pub last_used: Option<i64>,
     pub revoked: Option<i64>,
+    pub overlap: Option<Overlap>,
+}
+
+/// What a key allows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct KeyTerms {
+    pub permissions: Vec<Permission>,
+    pub expires: Option<i64>,
     /// The number of its requests that a gateway processes at once; `None`: any number.
     pub concurrent: Option<u32>,
-    pub budget: Option<KeyBudget>,
+    pub budget: Option<Budget>,
+}
+
+/// A secret that was replaced and works until a time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Overlap {
+    pub hint: String,
+    pub ends: i64,
+}
+
+impl KeyTerms {
+    /// The values of what can be changed about a key. What was used of its budget is none of them.
+    pub(super) fn values(&self, name: &str) -> Vec<Value> {
+        values![
+            name,
+            Permission::join(&self.permissions),
+            self.expires,
+            self.concurrent,
+            self.budget.map(|budget| budget.tokens),
+            self.budget.map(|budget| budget.per.as_str())
+        ]
+        .into()
+    }
+
+    /// Each property in words, as the audit has it.
+    pub(super) fn properties(&self, zone: &Zone) -> [(&'static str, String); 4] {
+        let budget = self.budget.map(|budget| budget.to_string());
+        let concurrent = self.concurrent.map(|number| number.to_string());
+        [
+            ("permissions", Permission::join(&self.permissions)),
+            ("expires", time_or_never(self.expires, zone)),
+            ("concurrent", concurrent.unwrap_or_else(|| "none".into())),
+            ("budget", budget.unwrap_or_else(|| "none".into())),
+        ]
+    }
+}
+
+fn time_or_never(time: Option<i64>, zone: &Zone) -> String {
+    time.map_or("never".into(), |_| zone.format_minute(time))
 }
 
 impl Key {
     /// The version of everything that can be changed about a key. A form that shows the key carries
     /// it, so that a save does not overwrite a later change.
     pub fn version(&self) -> String {
-        let terms = (
-            &self.permissions,
-            self.expires,
-            self.concurrent,
-            self.budget(),
-        );
-        let all = format!("{:?}", (&self.name, terms, self.revoked));
+        let all = format!("{:?}", (self.terms.values(&self.name), self.revoked));
         hex::encode(&SecretDigest::of(&all).0[..8])
     }
 
-    /// Tells two keys of one name apart: the ends of the secret or, if they are unknown, the id.
-    pub fn mark(&self) -> &str {
-        self.hint.as_deref().unwrap_or(&self.id)
-    }
-
-    pub(super) fn budget(&self) -> Option<Budget> {
-        self.budget.map(|budget| budget.budget)
-    }
-
     /// Describes the properties that are different in another state of the key.
-    pub fn differences(&self, after: &Self) -> Vec<String> {
+    pub(super) fn differences(&self, after: &Self, zone: &Zone) -> String {
         let properties = |key: &Self| {
             let name = ("name", format!("{:?}", key.name));
-            let revoked = ("revoked", time_or_never(key.revoked));
-            let terms = terms(&key.permissions, key.expires, key.concurrent, key.budget());
-            [name].into_iter().chain(terms).chain([revoked])
+            [name].into_iter().chain(key.terms.properties(zone))
         };
         let pairs = properties(self).zip(properties(after));
         let changed = pairs.filter(|(before, after)| before != after);
         changed
             .map(|((property, old), (_, new))| format!("{property}: {old} → {new}"))
-            .collect()
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 
     pub fn state(&self, now: i64) -> KeyState {
-        match (self.revoked, self.expires) {
+        match (self.revoked, self.terms.expires) {
             (Some(_), _) => KeyState::Revoked,
             (None, Some(expires)) if expires <= now => KeyState::Expired,
             (None, Some(expires)) if expires <= now + EXPIRING => KeyState::Expiring,
@@ -75,33 +105,38 @@ impl Key {
     }
 
     /// Says in a sentence what it may do.
-    pub fn in_words(&self, now: i64) -> String {
+    pub fn in_words(&self, now: i64, zone: &Zone) -> String {
+        let terms = &self.terms;
         if !self.is_valid(now) {
             let (state, since) = match self.revoked {
                 Some(_) => ("was revoked", self.revoked),
-                None => ("expired", self.expires),
+                None => ("expired", terms.expires),
             };
-            let since = since.map(when::format_utc).unwrap_or_default();
-            return format!("No request with it is accepted: it {state} at {since}.");
+            let since = since.map(|since| zone.format_local(since));
+            return format!(
+                "No request with it is accepted: it {state} at {}.",
+                since.unwrap_or_default()
+            );
         }
-        let permissions: Vec<&str> = self
+        let permissions: Vec<&str> = terms
             .permissions
             .iter()
             .map(|permission| permission.in_words())
             .collect();
         let mut words = vec![format!("It may {}", permissions.join(" and "))];
-        if let Some(expires) = self.expires {
+        if let Some(expires) = terms.expires {
             words.push(format!(
                 "until {} ({})",
-                when::format_end(expires),
+                zone.format_end(expires),
                 time_left(expires - now)
             ));
         }
         words.extend(
-            self.concurrent
+            terms
+                .concurrent
                 .map(|number| format!("at most {} at a time", grouped(number.into()))),
         );
-        words.extend(self.budget().map(|Budget { tokens, per }| {
+        words.extend(terms.budget.map(|Budget { tokens, per, .. }| {
             format!("{} per {}", count(tokens, "token"), per.as_str())
         }));
         words.join(", ") + "."
@@ -110,23 +145,6 @@ impl Key {
     /// Returns whether requests with it are accepted, if it has the permission.
     pub fn is_valid(&self, now: i64) -> bool {
         matches!(self.state(now), KeyState::Active | KeyState::Expiring)
-    }
-
-    /// Returns whether it allows something that another state of the key does not.
-    pub fn is_wider_than(&self, other: &Self) -> bool {
-        fn exceeds<T: PartialOrd>(one: Option<T>, other: Option<T>) -> bool {
-            other.is_some_and(|other| one.is_none_or(|one| one > other))
-        }
-        let has_more_tokens = match (self.budget(), other.budget()) {
-            (Some(own), Some(other)) => own.per != other.per || own.tokens > other.tokens,
-            (own, other) => own.is_none() && other.is_some(),
-        };
-        self.permissions
-            .iter()
-            .any(|permission| !other.permissions.contains(permission))
-            || exceeds(self.expires, other.expires)
-            || exceeds(self.concurrent, other.concurrent)
-            || has_more_tokens
     }
 }
 
@@ -146,57 +164,26 @@ pub fn time_left(seconds: i64) -> String {
 /// The time before its end during which a key is marked as expiring, in seconds.
 const EXPIRING: i64 = 10 * DAY;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KeyState {
-    Active,
-    /// Accepted, but not for longer than ten days.
-    Expiring,
-    Expired,
-    Revoked,
-}
-
-impl KeyState {
-    pub const ALL: [Self; 4] = [Self::Active, Self::Expiring, Self::Expired, Self::Revoked];
-
-    pub fn parse(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| state.as_str() == word)
-    }
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Active => "active",
-            Self::Expiring => "expiring",
-            Self::Expired => "expired",
-            Self::Revoked => "revoked",
-        }
+words! {
+    pub enum KeyState {
+        Active = "active",
+        /// Accepted, but not for longer than ten days.
+        Expiring = "expiring",
+        Expired = "expired",
+        Revoked = "revoked",
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Permission {
-    /// Run completions.
-    Completions,
-    /// Read the console host's metrics.
-    Metrics,
+words! {
+    pub enum Permission {
+        /// Run completions.
+        Completions = "completions",
+        /// Read the console host's metrics.
+        Metrics = "metrics",
+    }
 }
 
 impl Permission {
-    pub const ALL: [Self; 2] = [Self::Completions, Self::Metrics];
-
-    pub fn parse(word: &str) -> Option<Self> {
-        Self::ALL
-            .into_iter()
-            .find(|permission| permission.as_str() == word)
-    }
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Completions => "completions",
-            Self::Metrics => "metrics",
-        }
-    }
-
     /// Says what a key with it may do.
     pub fn in_words(self) -> &'static str {
         match self {
@@ -217,7 +204,7 @@ impl Permission {
 
 /// A name that people give a key: 1 to 64 printable characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KeyName(pub(super) String);
+pub struct KeyName(String);
 
 impl KeyName {
     pub const TAKES: &str =
@@ -232,36 +219,9 @@ impl KeyName {
         let is_id = has_shape(&text.trim().to_ascii_lowercase(), "key_", 16);
         (is_name && !is_id && !contains_secret(text)).then(|| Self(text.to_owned()))
     }
-}
 
-/// The properties of a new key besides its id and its secret.
-pub struct NewKey<'a> {
-    pub name: &'a KeyName,
-    pub permissions: &'a [Permission],
-    pub created: i64,
-    pub expires: Option<i64>,
-    pub concurrent: Option<u32>,
-    pub budget: Option<Budget>,
-}
-
-/// A property of a key with its new value.
-pub enum KeyChange {
-    Name(KeyName),
-    Permissions(Vec<Permission>),
-    Expires(Option<i64>),
-    Concurrent(Option<u32>),
-    Budget(Option<Budget>),
-}
-
-impl KeyChange {
-    pub(super) fn apply(&self, key: &mut Key) {
-        match self {
-            Self::Name(name) => key.name.clone_from(&name.0),
-            Self::Permissions(permissions) => key.permissions.clone_from(permissions),
-            Self::Expires(time) => key.expires = *time,
-            Self::Concurrent(number) => key.concurrent = *number,
-            Self::Budget(budget) => key.budget = budget.map(|budget| KeyBudget { budget, used: 0 }),
-        }
+    pub fn as_str(&self) -> &str {
+        &self.0
     }
 }
 
@@ -271,7 +231,8 @@ pub enum KeyChanged {
     /// The key is as it should be, by this change or an earlier one.
     Done,
     NoSuchKey,
-    /// The key was changed since it was read; this is its present state. Nothing was changed now.
+    /// The key was changed since it was read, or is in a state that does not allow the change; this
+    /// is its present state. Nothing was changed now.
     Meanwhile(Box<Key>),
 }
 
@@ -284,54 +245,53 @@ pub fn parse_concurrent(text: &str) -> Option<u32> {
         .filter(|number| (1..=10_000).contains(number))
 }
 
-/// A key's terms in words.
-pub(super) fn terms(
-    permissions: &[Permission],
-    expires: Option<i64>,
-    concurrent: Option<u32>,
-    budget: Option<Budget>,
-) -> [(&'static str, String); 4] {
-    [
-        ("permissions", Permission::join(permissions)),
-        ("expires", time_or_never(expires)),
-        (
-            "concurrent",
-            concurrent.map_or("none".into(), |number| number.to_string()),
-        ),
-        (
-            "budget",
-            budget.map_or("none".into(), |budget| budget.to_string()),
-        ),
-    ]
-}
-
-fn time_or_never(time: Option<i64>) -> String {
-    time.map_or("never".into(), |time| when::format_minute(Some(time)))
-}
-
-pub fn read_key(mut row: Row) -> Result<Key> {
+/// Reads the columns that `Keys` selects.
+pub(super) fn read_key(row: &mut Row, zone: &Zone) -> Result<Key> {
+    let (id, name, hint) = (row.column()?, row.column()?, row.column()?);
+    let permissions: String = row.column()?;
+    let (created, expires) = (row.column()?, row.column()?);
+    let (last_row, last_day): (Option<i64>, Option<String>) = (row.column()?, row.column()?);
+    let start = || Some(zone.start(last_day?.parse::<Date>().ok()?));
+    let (revoked, concurrent) = (row.column()?, row.column()?);
+    let budget = Budget::read(row)?;
+    let (old_hint, old_ends): (Option<String>, Option<i64>) = (row.column()?, row.column()?);
     Ok(Key {
-        id: row.column()?,
-        name: row.column()?,
-        hint: row.column()?,
-        permissions: row
-            .column::<String>()?
-            .split(',')
-            .filter_map(Permission::parse)
-            .collect(),
-        created: row.column()?,
-        expires: row.column()?,
-        last_used: row.column()?,
-        revoked: row.column()?,
-        concurrent: row.column()?,
-        budget: KeyBudget::read(&mut row)?,
+        id,
+        name,
+        hint,
+        terms: KeyTerms {
+            permissions: permissions
+                .split(',')
+                .filter_map(Permission::parse)
+                .collect(),
+            expires,
+            concurrent,
+            budget,
+        },
+        created,
+        last_used: last_row.or_else(start),
+        revoked,
+        overlap: old_hint
+            .zip(old_ends)
+            .map(|(hint, ends)| Overlap { hint, ends }),
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::keys::BudgetPeriod;
+
+    impl KeyTerms {
+        /// The terms of a key that may run completions.
+        pub fn example() -> Self {
+            Self {
+                permissions: vec![Permission::Completions],
+                expires: None,
+                concurrent: None,
+                budget: None,
+            }
+        }
+    }
 
     impl Key {
         /// A key for tests that need no store.
@@ -339,14 +299,12 @@ mod tests {
             Self {
                 id: "key_example".into(),
                 name: "example".into(),
-                hint: None,
-                permissions: vec![Permission::Completions],
+                hint: "adr_0123…cdef".into(),
+                terms: KeyTerms::example(),
                 created: 5,
-                expires: None,
                 last_used: None,
                 revoked: None,
-                concurrent: None,
-                budget: None,
+                overlap: None,
             }
         }
     }
@@ -394,31 +352,58 @@ mod tests {
     #[test]
     fn what_a_key_may_do_in_words() {
         let now = 20_000 * DAY + 3600;
+        #[track_caller]
+        fn check(key: &Key, now: i64, words: &str) {
+            assert_eq!(key.in_words(now, &Zone::utc()), words);
+        }
         let mut key = Key::example();
-        assert_eq!(key.in_words(now), "It may run completions.");
-        key.permissions = Permission::ALL.into();
-        key.expires = Some(20_046 * DAY);
-        key.concurrent = Some(4);
-        key.budget = Budget::parse("500000/day").map(|budget| KeyBudget { budget, used: 7 });
-        assert_eq!(
-            key.in_words(now),
+        check(&key, now, "It may run completions.");
+        key.terms = KeyTerms {
+            permissions: Permission::ALL.into(),
+            expires: Some(20_046 * DAY),
+            concurrent: Some(4),
+            budget: Budget::parse("500000/day"),
+        };
+        check(
+            &key,
+            now,
             "It may run completions and read the metrics, until 2024-11-18 24:00 UTC (46 days), at most 4 at a time, \
-             500,000 tokens per day."
+             500,000 tokens per day.",
         );
-        key.expires = Some(now + 12 * 3600);
-        assert!(
-            key.in_words(now)
-                .contains(", until 2024-10-04 13:00 UTC (12 hours), ")
-        );
-        key.expires = Some(now);
-        assert_eq!(
-            key.in_words(now),
-            "No request with it is accepted: it expired at 2024-10-04 01:00 UTC."
-        );
+        key.terms = KeyTerms {
+            expires: Some(now + 12 * 3600),
+            ..KeyTerms::example()
+        };
+        let until = "It may run completions, until 2024-10-04 13:00 UTC (12 hours).";
+        check(&key, now, until);
+        key.terms.expires = Some(now);
+        let expired = "No request with it is accepted: it expired at 2024-10-04 01:00 UTC.";
+        check(&key, now, expired);
         key.revoked = Some(now - 60);
+        let revoked = "No request with it is accepted: it was revoked at 2024-10-04 00:59 UTC.";
+        check(&key, now, revoked);
+    }
+
+    #[test]
+    fn a_key_as_json() {
+        let key = Key {
+            terms: KeyTerms {
+                budget: Budget::parse("10/day").map(|budget| Budget { used: 3, ..budget }),
+                ..KeyTerms::example()
+            },
+            overlap: Some(Overlap {
+                hint: "adr_old…".into(),
+                ends: 9,
+            }),
+            ..Key::example()
+        };
         assert_eq!(
-            key.in_words(now),
-            "No request with it is accepted: it was revoked at 2024-10-04 00:59 UTC."
+            serde_json::to_value(&key).expect("JSON"),
+            serde_json::json!({
+                "id": "key_example", "name": "example", "hint": "adr_0123…cdef", "permissions": ["completions"],
+                "created": 5, "expires": null, "last_used": null, "revoked": null, "concurrent": null,
+                "budget": {"tokens": 10, "per": "day", "used": 3}, "overlap": {"hint": "adr_old…", "ends": 9},
+            })
         );
     }
 
@@ -447,7 +432,7 @@ mod tests {
             (Some(20 * DAY), 20 * DAY - 1, KeyState::Expiring),
             (Some(20 * DAY), 20 * DAY, KeyState::Expired),
         ] {
-            key.expires = expires;
+            key.terms.expires = expires;
             assert_eq!(key.state(now), state, "{expires:?}");
             assert_eq!(key.is_valid(now), state != KeyState::Expired);
         }
@@ -456,50 +441,6 @@ mod tests {
         for state in KeyState::ALL {
             assert_eq!(KeyState::parse(state.as_str()), Some(state));
         }
-    }
-
-    #[test]
-    fn one_term_that_allows_more_makes_a_key_wider() {
-        let budget = |tokens, per| {
-            let budget = Budget { tokens, per };
-            Some(KeyBudget { budget, used: 0 })
-        };
-        let narrow = Key {
-            expires: Some(100),
-            concurrent: Some(2),
-            budget: budget(1_000, BudgetPeriod::Day),
-            ..Key::example()
-        };
-        let changed = |change: fn(&mut Key)| {
-            let mut key = narrow.clone();
-            change(&mut key);
-            key
-        };
-        let wider_ones = [
-            changed(|key| key.permissions.push(Permission::Metrics)),
-            changed(|key| key.expires = Some(101)),
-            changed(|key| key.expires = None),
-            changed(|key| key.concurrent = Some(3)),
-            changed(|key| key.concurrent = None),
-            changed(|key| key.budget = None),
-            Key {
-                budget: budget(1_001, BudgetPeriod::Day),
-                ..narrow.clone()
-            },
-        ];
-        assert!(!narrow.is_wider_than(&narrow));
-        for wider in wider_ones {
-            assert!(wider.is_wider_than(&narrow), "{wider:?}");
-            assert!(!narrow.is_wider_than(&wider), "{wider:?}");
-        }
-        let monthly = Key {
-            budget: budget(1, BudgetPeriod::Month),
-            ..narrow.clone()
-        };
-        assert!(
-            monthly.is_wider_than(&narrow) && narrow.is_wider_than(&monthly),
-            "which of two periods allows more depends on the day"
-        );
     }
 
     #[test]

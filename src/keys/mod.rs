@@ -1,256 +1,272 @@
-//! API keys: creates, finds, changes and revokes them, with their budgets.
+//! API keys: creates, finds, changes, rotates and revokes them, with their budgets.
 
 mod budget;
 mod key;
 
 use std::sync::Arc;
 
-pub use self::budget::{Budget, BudgetPeriod, KeyBudget};
-use self::budget::{budget_columns, budget_parameters};
-use self::key::terms;
+use self::budget::{BUDGET_COLUMNS, budget_parameters};
+pub use self::budget::{Budget, BudgetPeriod};
+use self::key::read_key;
 pub use self::key::{
-    CONCURRENT_TAKES, Key, KeyChange, KeyChanged, KeyName, KeyState, NewKey, Permission,
-    parse_concurrent, read_key, time_left,
+    CONCURRENT_TAKES, Key, KeyChanged, KeyName, KeyState, KeyTerms, Overlap, Permission,
+    parse_concurrent, time_left,
 };
 use crate::audit::{Actor, NewAuditRow};
-use crate::database::{Database, Result, SqlValue, Statement, values};
+use crate::database::{Database, Result, Row, Session, Value, values};
 use crate::secret::{SecretDigest, secret_hex};
-use crate::when;
+use crate::when::{self, DAY, Zone};
 
-const BY_ID: &str = "WHERE id = $3";
-const BY_DIGEST: &str = "WHERE digest = $3";
-const BY_NAME: &str = "WHERE name = $3 ORDER BY created, id";
-
-/// Whether the text that names a key may be its secret.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SecretUse {
-    Accepted,
-    Refused,
-}
+/// The longest time for which a replaced secret works, in seconds.
+pub const LONGEST_OVERLAP: i64 = 30 * DAY;
 
 pub struct Keys {
     database: Arc<Database>,
+    zone: Zone,
     /// The query for the key of a request.
     pub(crate) look_up: String,
 }
 
+/// Makes the id of a new key.
+pub fn new_id() -> String {
+    format!("key_{}", secret_hex::<8>())
+}
+
 impl Keys {
-    pub fn new(database: Arc<Database>) -> Self {
-        Self {
-            look_up: select(&database, "NULL", BY_DIGEST),
-            database,
-        }
-    }
-
-    /// Stores a new key, and returns its id.
-    pub fn add(&self, secret: &str, key: &NewKey, by: &Actor) -> Result<String> {
-        loop {
-            let id = format!("key_{}", secret_hex::<8>());
-            if self.add_as(&id, secret, key, by)? {
-                return Ok(id);
-            }
-        }
-    }
-
-    /// Stores a new key with this id. Returns false, and changes nothing, if there is a key with
-    /// this id.
-    pub fn add_as(&self, id: &str, secret: &str, key: &NewKey, by: &Actor) -> Result<bool> {
-        let digest = SecretDigest::of(secret).0;
-        let insert = Statement::new(
-            "INSERT INTO keys (id, digest, name, permissions, created, expires, hint, concurrent, budget, budget_per)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT (id) DO NOTHING",
-            values![
-                id,
-                digest,
-                &key.name.0,
-                Permission::join(key.permissions),
-                key.created,
-                key.expires,
-                hint(secret),
-                key.concurrent,
-                key.budget.map(|budget| budget.tokens),
-                key.budget.map(|budget| budget.per.as_str()),
-            ],
+    pub fn new(database: Arc<Database>, zone: Zone) -> Self {
+        let look_up = format!(
+            "SELECT keys.id, name, hint, permissions, keys.created, expires, NULL, NULL, revoked, concurrent, {BUDGET_COLUMNS},
+                NULL, NULL, ends
+             FROM key_secrets JOIN keys ON keys.id = key_id WHERE digest = $3"
         );
-        let terms = terms(key.permissions, key.expires, key.concurrent, key.budget);
-        let details = terms.into_iter().filter(|(_, value)| value != "none");
-        let details: Vec<String> = details
+        Self {
+            database,
+            zone,
+            look_up,
+        }
+    }
+
+    /// Stores a new key. Returns false, and changes nothing, if there is a key with this id.
+    pub fn add(
+        &self,
+        id: &str,
+        secret: &str,
+        name: &KeyName,
+        terms: &KeyTerms,
+        by: &Actor,
+    ) -> Result<bool> {
+        let properties = terms.properties(&self.zone).into_iter();
+        let details: Vec<String> = properties
+            .filter(|(_, value)| value != "none")
             .map(|(property, value)| format!("{property}: {value}"))
             .collect();
-        let if_created = "id, name FROM keys WHERE id = $8 AND digest = $9";
-        let audit = NewAuditRow::new("key_created", by, &details.join(", "))
-            .insert_with(if_created, values![id, digest]);
-        Ok(self.database.write(&[insert, audit])? == 1)
+        let (id, name, created) = (id.to_owned(), name.as_str().to_owned(), when::now());
+        let mut key = terms.values(&name);
+        key.extend(values![&id, created]);
+        let secret = values![SecretDigest::of(secret).0, &id, hint(secret), created];
+        NewAuditRow::new("key_created", by).transaction(&self.database, move |session, audit| {
+            let insert = "INSERT INTO keys (name, permissions, expires, concurrent, budget, budget_per, id, created)
+                VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (id) DO NOTHING";
+            if session.execute(insert, &key)? == 0 {
+                return Ok(false);
+            }
+            session.execute(INSERT_SECRET, &secret)?;
+            audit.insert(session, Some((&id, &name)), &details.join(", "))?;
+            Ok(true)
+        })
     }
 
-    /// The key whose secret has this digest, as the last commit of any process left it, with its
-    /// budget at a time and without its last use.
-    pub fn find(&self, digest: &SecretDigest, created: i64) -> Result<Option<Key>> {
-        self.database.look_up(
-            &self.look_up,
-            &parameters(created, digest.0.into()),
-            read_key,
-        )
+    /// The key of a secret with this digest, as the last commit of any process left it, with its
+    /// budget at a time and without its last use; and when the secret ends or ended.
+    pub fn find(&self, digest: &SecretDigest, created: i64) -> Result<Option<(Key, Option<i64>)>> {
+        let [day, month] = budget_parameters(created, &self.zone);
+        let parameters = values![day, month, digest.0];
+        self.database
+            .look_up(&self.look_up, &parameters, |mut row| {
+                Ok((read_key(&mut row, &self.zone)?, row.column()?))
+            })
     }
 
     /// All keys, the oldest first.
     pub fn list(&self) -> Result<Vec<Key>> {
-        self.select_keys("")
+        self.select("", [])
     }
 
     /// The keys that have a budget, without revoked ones.
     pub fn with_budget(&self) -> Result<Vec<Key>> {
-        self.select_keys("WHERE budget IS NOT NULL AND revoked IS NULL")
-    }
-
-    fn select_keys(&self, condition: &str) -> Result<Vec<Key>> {
-        let statement = self.select(&format!("{condition} ORDER BY created, id"));
-        self.database
-            .read(|session| session.rows(&statement, &budget_parameters(when::now()), read_key))
-    }
-
-    /// A query for keys with their last uses: that of the newest row or, if retention has removed
-    /// all rows, the newest day that has sums.
-    fn select(&self, condition: &str) -> String {
-        let last_used = format!(
-            "coalesce((SELECT created FROM usage WHERE key_id = keys.id ORDER BY request_id DESC LIMIT 1),
-             (SELECT max(start) FROM usage_rollup {} WHERE span = 86400 AND key_id = keys.id))",
-            days_hint(&self.database)
-        );
-        select(&self.database, &last_used, condition)
+        self.select("WHERE budget IS NOT NULL AND revoked IS NULL", [])
     }
 
     pub fn get(&self, id: &str) -> Result<Option<Key>> {
-        self.database.look_up(
-            &self.select(BY_ID),
-            &parameters(when::now(), id.into()),
-            read_key,
+        Ok(self.select("WHERE keys.id = $4", values![id])?.pop())
+    }
+
+    /// The keys that a text means to a report: the one with this id, or every key of this name,
+    /// revoked ones too.
+    pub fn named(&self, text: &str) -> Result<Vec<Key>> {
+        match self.get(text)? {
+            Some(key) => Ok(vec![key]),
+            None => self.select("WHERE name = $4", values![text]),
+        }
+    }
+
+    fn select<const N: usize>(&self, condition: &str, wanted: [Value; N]) -> Result<Vec<Key>> {
+        let statement = format!(
+            "{} {condition} ORDER BY keys.created, keys.id",
+            self.query()
+        );
+        let parameters = self.parameters(when::now(), wanted);
+        self.database.read(|session| {
+            session.rows(&statement, &parameters, |mut row| {
+                read_key(&mut row, &self.zone)
+            })
+        })
+    }
+
+    /// A query for keys with their last uses: that of the newest row or, if retention has removed
+    /// all rows, the newest day that has sums. Its parameters are `parameters`.
+    fn query(&self) -> String {
+        format!(
+            "SELECT keys.id, name, present.hint, permissions, keys.created, expires,
+                (SELECT created FROM usage WHERE key_id = keys.id ORDER BY request_id DESC LIMIT 1),
+                (SELECT max(day) FROM usage_days WHERE key_id = keys.id),
+                revoked, concurrent, {BUDGET_COLUMNS}, old.hint, old.ends
+             FROM keys JOIN key_secrets AS present ON present.key_id = keys.id AND present.ends IS NULL
+             LEFT JOIN key_secrets AS old ON old.key_id = keys.id AND old.ends > $3"
         )
     }
 
-    /// Returns the keys that a text means, if more than one then because of their name: first by
-    /// the id, then by the secret if that is accepted, then by the name. Revoked keys are among
-    /// them only if all of that name are.
-    pub fn resolve(&self, text: &str, secret: SecretUse) -> Result<Vec<Key>> {
-        let by_digest =
-            (secret == SecretUse::Accepted).then(|| (BY_DIGEST, SecretDigest::of(text).0.into()));
-        let ways = [
-            Some((BY_ID, text.into())),
-            by_digest,
-            Some((BY_NAME, text.into())),
-        ];
-        for (condition, wanted) in ways.into_iter().flatten() {
-            let (statement, parameters) = (self.select(condition), parameters(when::now(), wanted));
-            let found = self
-                .database
-                .read(|session| session.rows(&statement, &parameters, read_key))?;
-            let (active, revoked): (Vec<Key>, Vec<Key>) =
-                found.into_iter().partition(|key| key.revoked.is_none());
-            let keys = if active.is_empty() { revoked } else { active };
-            if !keys.is_empty() {
-                return Ok(keys);
-            }
-        }
-        Ok(Vec::new())
+    fn parameters<const N: usize>(&self, now: i64, wanted: [Value; N]) -> Vec<Value> {
+        let mut parameters = Vec::from(budget_parameters(now, &self.zone));
+        parameters.push(now.into());
+        parameters.extend(wanted);
+        parameters
     }
 
-    /// Makes all of these changes, or none. If a version is given, only if the key still has that
-    /// version.
+    /// Changes a key's name and terms with `edit`, all of it or nothing. If a version is given, only
+    /// if the key still has that version.
     pub fn change(
         &self,
         id: &str,
         seen: Option<&str>,
-        changes: &[KeyChange],
+        edit: impl Fn(&mut Key) + Send + 'static,
         by: &Actor,
     ) -> Result<KeyChanged> {
-        let find = format!(
-            "{} {}",
-            self.select(BY_ID),
-            self.database.row_lock("FOR UPDATE")
-        );
-        let parameters = parameters(when::now(), id.into());
-        self.database.transaction(|session| {
-            let Some(before) = session.first(&find, &parameters, read_key)? else {
-                return Ok(KeyChanged::NoSuchKey);
-            };
+        let (seen, zone) = (seen.map(str::to_owned), self.zone.clone());
+        let change = move |session: &Session, before: &Key, note: Note| {
             let mut after = before.clone();
-            changes.iter().for_each(|change| change.apply(&mut after));
+            edit(&mut after);
             if after.version() == before.version() {
                 return Ok(KeyChanged::Done);
             }
-            if seen.is_some_and(|seen| seen != before.version()) {
-                return Ok(KeyChanged::Meanwhile(Box::new(before)));
+            if seen.as_ref().is_some_and(|seen| *seen != before.version()) {
+                return Ok(KeyChanged::Meanwhile(Box::new(before.clone())));
             }
+            let mut key = after.terms.values(&after.name);
+            key.extend(values![&before.id]);
             session.execute(
                 "UPDATE keys SET name = $1, permissions = $2, expires = $3, concurrent = $4, budget = $5, budget_per = $6
                  WHERE id = $7",
-                &values![
-                    &after.name,
-                    Permission::join(&after.permissions),
-                    after.expires,
-                    after.concurrent,
-                    after.budget().map(|budget| budget.tokens),
-                    after.budget().map(|budget| budget.per.as_str()),
-                    id
-                ],
+                &key,
             )?;
-            let audit = NewAuditRow::new("key_changed", by, &before.differences(&after).join(", "));
-            session.run(&[audit.insert_with("$8, $9 WHERE true", values![id, &before.name])], &mut |_, _| Ok(()))?;
-            Ok(KeyChanged::Done)
+            note(&before.differences(&after, &zone))
+        };
+        self.change_locked("key_changed", id, when::now(), by, change)
+    }
+
+    /// Gives a key another secret. The present one works for `overlap` seconds more, and one that
+    /// was replaced before it ends now. A revoked key keeps its secret; so does, with an overlap,
+    /// one that has an overlap: a second attempt would end the secret that is in use.
+    pub fn rotate(
+        &self,
+        id: &str,
+        secret: &str,
+        overlap: Option<i64>,
+        now: i64,
+        by: &Actor,
+    ) -> Result<KeyChanged> {
+        let (digest, hint) = (SecretDigest::of(secret).0, hint(secret));
+        let ends = now + overlap.unwrap_or(0);
+        let ends_at = self.zone.format_minute(Some(ends));
+        let rotate = move |session: &Session, key: &Key, note: Note| {
+            if key.revoked.is_some() || overlap.is_some() && key.overlap.is_some() {
+                return Ok(KeyChanged::Meanwhile(Box::new(key.clone())));
+            }
+            session.execute(END_OVERLAP, &values![now, &key.id])?;
+            let end = "UPDATE key_secrets SET ends = $1 WHERE key_id = $2 AND ends IS NULL";
+            session.execute(end, &values![ends, &key.id])?;
+            session.execute(INSERT_SECRET, &values![digest, &key.id, &hint, now])?;
+            note(&format!(
+                "secret: {} → {hint}, the former one ends at {ends_at}",
+                key.hint
+            ))
+        };
+        self.change_locked("key_rotated", id, now, by, rotate)
+    }
+
+    /// Revokes a key for good, from the next request on, and ends an overlap. One that is revoked
+    /// already keeps its time.
+    pub fn revoke(&self, id: &str, now: i64, by: &Actor) -> Result<KeyChanged> {
+        let revoke = move |session: &Session, key: &Key, note: Note| {
+            if key.revoked.is_some() {
+                return Ok(KeyChanged::Done);
+            }
+            let revoke = "UPDATE keys SET revoked = $1 WHERE id = $2";
+            session.execute(revoke, &values![now, &key.id])?;
+            session.execute(END_OVERLAP, &values![now, &key.id])?;
+            note("")
+        };
+        self.change_locked("key_revoked", id, now, by, revoke)
+    }
+
+    /// Changes a key that is locked until the end of the transaction. The change gets the key, and
+    /// notes in the audit what it did.
+    fn change_locked(
+        &self,
+        action: &'static str,
+        id: &str,
+        now: i64,
+        by: &Actor,
+        change: impl Fn(&Session, &Key, Note) -> Result<KeyChanged> + Send + 'static,
+    ) -> Result<KeyChanged> {
+        let lock = self.database.row_lock("FOR UPDATE OF keys");
+        let find = format!("{} WHERE keys.id = $4 {lock}", self.query());
+        let (parameters, zone) = (self.parameters(now, values![id]), self.zone.clone());
+        NewAuditRow::new(action, by).transaction(&self.database, move |session, audit| {
+            let read = |mut row: Row| read_key(&mut row, &zone);
+            let Some(key) = session.first(&find, &parameters, read)? else {
+                return Ok(KeyChanged::NoSuchKey);
+            };
+            change(session, &key, &|details| {
+                audit.insert(session, Some((&key.id, &key.name)), details)?;
+                Ok(KeyChanged::Done)
+            })
         })
     }
-
-    /// Revokes a key for good, from the next request on. Returns false if there is no such key; one
-    /// that is revoked already keeps its time.
-    pub fn revoke(&self, id: &str, now: i64, by: &Actor) -> Result<bool> {
-        let if_not_revoked = "id, name FROM keys WHERE id = $8 AND revoked IS NULL";
-        let audit =
-            NewAuditRow::new("key_revoked", by, "").insert_with(if_not_revoked, values![id]);
-        let revoke = Statement::new(
-            "UPDATE keys SET revoked = coalesce(revoked, $1) WHERE id = $2",
-            values![now, id],
-        );
-        Ok(self.database.write(&[audit, revoke])? > 0)
-    }
 }
 
-/// A query for keys with their budgets. $1 and $2 are [`budget_parameters`].
-fn select(database: &Database, last_used: &str, condition: &str) -> String {
-    let budget = budget_columns(days_hint(database));
-    format!(
-        "SELECT id, name, hint, permissions, created, expires, {last_used}, revoked, concurrent, {budget} FROM keys {condition}"
-    )
-}
+/// Inserts the row of the audit about a change that was made.
+type Note<'a> = &'a dyn Fn(&str) -> Result<KeyChanged>;
 
-/// A hint for reading the days of one key from `usage_rollup`. Without statistics, which PostgreSQL
-/// has, SQLite would read the days of all keys by the primary key.
-fn days_hint(database: &Database) -> &'static str {
-    match database {
-        Database::Sqlite(_) => "INDEXED BY rollup_days",
-        Database::Postgres(_) => "",
-    }
-}
+const END_OVERLAP: &str = "UPDATE key_secrets SET ends = $1 WHERE key_id = $2 AND ends > $1";
 
-/// The parameters of a query for one key.
-fn parameters(created: i64, wanted: SqlValue) -> Vec<SqlValue> {
-    let [day, month] = budget_parameters(created);
-    vec![day, month, wanted]
-}
+const INSERT_SECRET: &str =
+    "INSERT INTO key_secrets (digest, key_id, hint, created) VALUES ($1, $2, $3, $4)";
 
 /// Enough of a secret to recognize it, and far too little to use it: eight of its digits.
-fn hint(secret: &str) -> Option<String> {
-    let (prefix, digits) = secret.split_once('_')?;
-    let (begin, end) = (
-        digits.get(..4)?,
-        digits.get(digits.len().checked_sub(4)?..)?,
-    );
-    (digits.len() >= 32).then(|| format!("{prefix}_{begin}…{end}"))
+fn hint(secret: &str) -> String {
+    match (
+        secret.get(..8),
+        secret.get(secret.len().saturating_sub(4)..),
+    ) {
+        (Some(begin), Some(end)) if secret.len() >= 36 => format!("{begin}…{end}"),
+        _ => "unknown".into(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::keys::{Budget, KeyName};
     use crate::ledger::append::tests::write;
     use crate::store::Store;
     use crate::store::tests::Temporary;
@@ -260,19 +276,21 @@ mod tests {
         KeyName::parse(text).expect("a good name")
     }
 
-    fn new<'a>(
-        name: &'a KeyName,
-        permissions: &'a [Permission],
-        expires: Option<i64>,
-    ) -> NewKey<'a> {
-        NewKey {
-            name,
-            permissions,
-            created: 5,
-            expires,
-            concurrent: None,
-            budget: None,
-        }
+    #[track_caller]
+    fn add(store: &Store, secret: &str, text: &str) -> String {
+        let id = new_id();
+        let added = store
+            .keys
+            .add(&id, secret, &name(text), &KeyTerms::example(), &by());
+        assert!(added.expect("a new key"));
+        id
+    }
+
+    /// The key of a secret, and when it ends.
+    #[track_caller]
+    fn found(store: &Store, secret: &str) -> (Key, Option<i64>) {
+        let found = store.keys.find(&SecretDigest::of(secret), 5);
+        found.expect("a look-up").expect("the key")
     }
 
     fn by() -> Actor {
@@ -280,11 +298,9 @@ mod tests {
     }
 
     #[track_caller]
-    fn change(store: &Store, id: &str, changes: &[KeyChange]) {
-        assert!(matches!(
-            store.keys.change(id, None, changes, &by()),
-            Ok(KeyChanged::Done)
-        ));
+    fn change(store: &Store, id: &str, edit: impl Fn(&mut Key) + Send + 'static) {
+        let changed = store.keys.change(id, None, edit, &by());
+        assert!(matches!(changed, Ok(KeyChanged::Done)), "{changed:?}");
     }
 
     #[test]
@@ -293,118 +309,61 @@ mod tests {
         let store = &temporary.store;
         let digest = SecretDigest::of("secret");
         assert!(store.keys.find(&digest, 5).expect("a look-up").is_none());
-        let id = store
-            .keys
-            .add(
-                "secret",
-                &new(&name("first"), &Permission::ALL, Some(9)),
-                &by(),
-            )
-            .expect("a new key");
-        let key = store
-            .keys
-            .find(&digest, 5)
-            .expect("a look-up")
-            .expect("the key");
-        assert_eq!(
-            (key.id.as_str(), key.created, key.expires, key.revoked),
-            (id.as_str(), 5, Some(9), None)
-        );
-        assert_eq!(key.permissions, Permission::ALL);
-        change(store, &id, &[KeyChange::Name(name("second"))]);
-        assert!(store.keys.revoke(&id, 7, &by()).expect("a change"));
-        assert!(store.keys.revoke(&id, 8, &by()).expect("a change"));
-        let key = store
-            .keys
-            .find(&digest, 5)
-            .expect("a look-up")
-            .expect("the key");
+        let id = add(store, "secret", "first");
+        let (key, ends) = found(store, "secret");
+        assert_eq!((&key.id, key.revoked, ends), (&id, None, None));
+        assert_eq!(key.terms, KeyTerms::example());
+        change(store, &id, |key| key.name = "second".into());
+        for now in [7, 8] {
+            let revoked = store.keys.revoke(&id, now, &by());
+            assert!(matches!(revoked, Ok(KeyChanged::Done)));
+        }
+        let (key, _) = found(store, "secret");
         assert_eq!((key.name.as_str(), key.revoked), ("second", Some(7)));
-        let change_none = store
-            .keys
-            .change("key_none", None, &[KeyChange::Expires(None)], &by());
+        let change_none = store.keys.change("key_none", None, |_| {}, &by());
         assert!(matches!(change_none, Ok(KeyChanged::NoSuchKey)));
-        assert!(!store.keys.revoke("key_none", 1, &by()).expect("no change"));
+        let revoke_none = store.keys.revoke("key_none", 1, &by());
+        assert!(matches!(revoke_none, Ok(KeyChanged::NoSuchKey)));
+        let add_again = |id: &str, secret: &str| {
+            let terms = KeyTerms::example();
+            store.keys.add(id, secret, &name("again"), &terms, &by())
+        };
         assert!(
-            store
-                .keys
-                .add("secret", &new(&name("again"), &[], None), &by())
-                .is_err(),
+            add_again("key_x", "secret").is_err(),
             "a secret has one key"
         );
-        assert!(
-            !store
-                .keys
-                .add_as(&id, "other", &new(&name("again"), &[], None), &by())
-                .expect("no change"),
-            "so has an id"
-        );
-        assert!(
-            store
-                .keys
-                .find(&SecretDigest::of("other"), 5)
-                .expect("a look-up")
-                .is_none()
-        );
+        assert!(store.keys.get("key_x").expect("a look-up").is_none());
+        assert!(!add_again(&id, "other").expect("no change"), "so has an id");
+        let other = store.keys.find(&SecretDigest::of("other"), 5);
+        assert!(other.expect("a look-up").is_none());
     }
 
     #[test]
     fn a_keys_terms_are_changed_together() {
         let temporary = Temporary::new();
         let store = &temporary.store;
-        let name = name("x");
-        let limited = NewKey {
-            concurrent: Some(3),
-            ..new(&name, &[Permission::Completions], None)
+        let id = add(store, "secret", "x");
+        let terms = KeyTerms {
+            permissions: vec![Permission::Metrics],
+            expires: Some(9),
+            concurrent: Some(10_000),
+            budget: Budget::parse("1000/day"),
         };
-        let id = store
-            .keys
-            .add("secret", &limited, &by())
-            .expect("a new key");
-        let found = || {
-            store
-                .keys
-                .find(&SecretDigest::of("secret"), 5)
-                .expect("a look-up")
-                .expect("the key")
+        let wanted = terms.clone();
+        change(store, &id, move |key| key.terms = wanted.clone());
+        assert_eq!(found(store, "secret").0.terms, terms);
+        change(store, &id, |key| key.terms.expires = None);
+        let (key, _) = found(store, "secret");
+        let without_end = KeyTerms {
+            expires: None,
+            ..terms
         };
-        assert_eq!((found().concurrent, found().expires), (Some(3), None));
-        let changes = [
-            KeyChange::Permissions(vec![Permission::Metrics]),
-            KeyChange::Expires(Some(9)),
-            KeyChange::Concurrent(Some(10_000)),
-        ];
-        change(store, &id, &changes);
-        assert_eq!(
-            (found().concurrent, found().expires),
-            (Some(10_000), Some(9))
-        );
-        assert_eq!(found().permissions, [Permission::Metrics]);
-        let budget = Budget::parse("1000/day");
-        change(store, &id, &[KeyChange::Budget(budget)]);
-        let changes = [KeyChange::Concurrent(None), KeyChange::Expires(None)];
-        change(store, &id, &changes);
-        assert_eq!(
-            (found().concurrent, found().expires, found().budget()),
-            (None, None, budget)
-        );
-        assert_eq!(
-            found().permissions,
-            [Permission::Metrics],
-            "what is not named stays"
-        );
-        let seen = found().version();
-        change(
-            store,
-            &id,
-            &[KeyChange::Budget(Budget::parse("1000/month"))],
-        );
-        let stale = store.keys.change(
-            &id,
-            Some(&seen),
-            &[KeyChange::Name(KeyName::parse("y").expect("a good name"))],
-            &by(),
-        );
+        assert_eq!(key.terms, without_end, "what is not named stays");
+        change(store, &id, |key| {
+            key.terms.budget = Budget::parse("1000/month");
+        });
+        let rename = |key: &mut Key| key.name = "y".into();
+        let stale = store.keys.change(&id, Some(&key.version()), rename, &by());
         assert!(
             matches!(stale, Ok(KeyChanged::Meanwhile(_))),
             "the budget is part of the version"
@@ -412,57 +371,104 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_found_by_its_id_its_secret_and_its_name() {
+    fn a_replaced_secret_ends_at_once_or_after_an_overlap() {
         let temporary = Temporary::new();
         let store = &temporary.store;
-        let add = |secret: &str, text: &str| {
-            store
-                .keys
-                .add(secret, &new(&name(text), &[], None), &by())
-                .expect("a new key")
-        };
-        let found = |text: &str, secret| {
-            let keys = store.keys.resolve(text, secret).expect("a look-up");
-            keys.into_iter().map(|key| key.id).collect::<Vec<String>>()
-        };
-        let (first, second) = (add("adr_1", "twin"), add("adr_2", "twin"));
-        // A name that was given before names had to differ from ids, and one that is the secret of
-        // another key.
-        let (by_id, by_secret) = (add("adr_3", "x"), add("adr_4", "y"));
-        store.tamper(&format!(
-            "UPDATE keys SET name = '{first}' WHERE id = '{by_id}'; UPDATE keys SET name = 'adr_1' WHERE id = '{by_secret}'"
-        ));
-        let mut twins = [first.clone(), second.clone()];
-        twins.sort();
-        for secret in [SecretUse::Accepted, SecretUse::Refused] {
-            assert_eq!(
-                found(&first, secret),
-                [first.as_str()],
-                "the id comes first"
-            );
-            assert_eq!(found("twin", secret), twins, "several of one name");
-            assert_eq!(found("Twin", secret), [""; 0], "a name is exact");
+        let id = add(store, "a", "x");
+        let rotate =
+            |secret: &str, overlap, now| store.keys.rotate(&id, secret, overlap, now, &by());
+        #[track_caller]
+        fn check(store: &Store, ends: &[(&str, Option<i64>)]) {
+            for (secret, wanted) in ends {
+                let (key, end) = found(store, secret);
+                assert_eq!((key.name.as_str(), end), ("x", *wanted), "{secret}");
+            }
         }
-        assert_eq!(
-            found("adr_1", SecretUse::Accepted),
-            [first.as_str()],
-            "the secret comes before the name"
+        let now = when::now();
+        assert!(matches!(rotate("b", None, now), Ok(KeyChanged::Done)));
+        check(store, &[("a", Some(now)), ("b", None)]);
+        assert!(matches!(
+            rotate("c", Some(60), now + 1),
+            Ok(KeyChanged::Done)
+        ));
+        let overlap = [("a", Some(now)), ("b", Some(now + 61)), ("c", None)];
+        check(store, &overlap);
+        let key = store.keys.get(&id).expect("a look-up").expect("the key");
+        assert_eq!(key.overlap.expect("an overlap").ends, now + 61);
+        let again = rotate("d", Some(60), now + 2);
+        assert!(matches!(again, Ok(KeyChanged::Meanwhile(_))), "{again:?}");
+        check(store, &overlap);
+        // Without an overlap, both secrets end; with one after the end of the last, only that.
+        assert!(matches!(rotate("d", None, now + 2), Ok(KeyChanged::Done)));
+        check(
+            store,
+            &[("b", Some(now + 2)), ("c", Some(now + 2)), ("d", None)],
         );
-        assert_eq!(found("adr_1", SecretUse::Refused), [by_secret]);
-        assert_eq!(found("adr_2", SecretUse::Refused), [""; 0]);
+        assert!(matches!(
+            rotate("e", Some(60), now + 3),
+            Ok(KeyChanged::Done)
+        ));
+        let later = rotate("f", Some(60), now + 63);
+        assert!(matches!(later, Ok(KeyChanged::Done)), "{later:?}");
+        check(
+            store,
+            &[("d", Some(now + 63)), ("e", Some(now + 123)), ("f", None)],
+        );
+        store.keys.revoke(&id, now + 70, &by()).expect("a change");
+        check(
+            store,
+            &[("d", Some(now + 63)), ("e", Some(now + 70)), ("f", None)],
+        );
+        for overlap in [None, Some(60)] {
+            let revoked = rotate("g", overlap, now + 71);
+            assert!(
+                matches!(revoked, Ok(KeyChanged::Meanwhile(_))),
+                "{revoked:?}"
+            );
+        }
+        let missing = store.keys.rotate("key_none", "g", None, now, &by());
+        assert!(matches!(missing, Ok(KeyChanged::NoSuchKey)));
+    }
+
+    #[test]
+    fn a_report_by_name_is_about_every_key_of_that_name() {
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        let (first, second) = (add(store, "a", "twin"), add(store, "b", "twin"));
         store.keys.revoke(&first, 7, &by()).expect("a change");
-        assert_eq!(
-            found("twin", SecretUse::Refused),
-            [second.as_str()],
-            "the one that is not revoked"
-        );
-        store.keys.revoke(&second, 7, &by()).expect("a change");
-        assert_eq!(found("twin", SecretUse::Refused), twins);
-        assert_eq!(
-            found("adr_2", SecretUse::Accepted),
-            [second],
-            "also a revoked one"
-        );
+        // A name in the form of an id, which none can be given.
+        let third = add(store, "c", "x");
+        store.tamper(&format!(
+            "UPDATE keys SET name = '{first}' WHERE id = '{third}'"
+        ));
+        let named = |text: &str| {
+            let keys = store.keys.named(text).expect("a look-up");
+            let mut ids: Vec<String> = keys.into_iter().map(|key| key.id).collect();
+            ids.sort();
+            ids
+        };
+        let mut twins = [first.clone(), second];
+        twins.sort();
+        assert_eq!(named("twin"), twins, "a revoked one too");
+        assert_eq!(named("Twin"), [""; 0], "a name is exact");
+        assert_eq!(named(&first), [first.as_str()], "the id comes first");
+    }
+
+    /// A sum that no runtime can have made must not keep its key from being found.
+    #[test]
+    fn sums_that_were_tampered_with_use_up_a_budget() {
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        let now = when::now();
+        write(store, "a", "key_1", now, 200, Some(7));
+        write(store, "b", "key_1", now, 400, Some(7));
+        store.tamper("UPDATE usage_days SET total_tokens = 9223372036854775807");
+        change(store, "key_1", |key| {
+            key.terms.budget = Budget::parse("10/day")
+        });
+        let key = store.keys.find(&SecretDigest::of("key_1"), now);
+        let (key, _) = key.expect("a look-up").expect("the key");
+        assert!(key.terms.budget.expect("a budget").is_used_up());
     }
 
     #[test]
@@ -475,9 +481,9 @@ mod tests {
     #[test]
     fn a_hint_gives_little_away() {
         let secret = "adr_3f9a56789abcdef0123456789abcdef0123456789abcc41d";
-        assert_eq!(hint(secret).as_deref(), Some("adr_3f9a…c41d"));
+        assert_eq!(hint(secret), "adr_3f9a…c41d");
         for short in ["", "adr_", "adr_1234567890", "secret"] {
-            assert_eq!(hint(short), None, "{short}");
+            assert_eq!(hint(short), "unknown", "{short}");
         }
     }
 
@@ -530,26 +536,9 @@ mod tests {
     fn a_change_by_another_process_is_seen_at_once() {
         let temporary = Temporary::new();
         let other = temporary.open_again();
-        let digest = SecretDigest::of("secret");
-        let id = other
-            .keys
-            .add("secret", &new(&name("x"), &[], None), &by())
-            .expect("a new key");
-        assert!(
-            temporary
-                .store
-                .keys
-                .find(&digest, 5)
-                .expect("a look-up")
-                .is_some()
-        );
+        let id = add(&other, "secret", "x");
+        assert_eq!(found(&temporary.store, "secret").0.revoked, None);
         other.keys.revoke(&id, 2, &by()).expect("a change");
-        let key = temporary
-            .store
-            .keys
-            .find(&digest, 5)
-            .expect("a look-up")
-            .expect("the key");
-        assert_eq!(key.revoked, Some(2));
+        assert_eq!(found(&temporary.store, "secret").0.revoked, Some(2));
     }
 }

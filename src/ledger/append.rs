@@ -1,37 +1,27 @@
-//! The ledger: one row for every request with a valid key, appended once, with its outcome.
+//! The ledger: one row for every request with a valid key, appended once, with its outcome. A row,
+//! its place in the chain and its part of the sums are one transaction, which it shares with the rows
+//! that wait at the same time.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::availability::Availability;
-use super::chain::ChainLink;
-use super::group_commit::{GroupCommit, NotWritten};
-use super::rollup::Batch;
-use super::row::{COLUMNS, INSERT, LedgerRow, read_row};
+use super::SCHEMA;
+use super::days::Batch;
+use super::queue::{ROW_TIMEOUT, WaitingRow, WriteQueue};
+use super::row::{COLUMNS, ChainLink, LedgerRow};
 use crate::database::{
-    Database, DatabaseError, Result, Session, Statement, TransactionMode, values,
+    CHANGE_TIMEOUT, Database, Problem, ProblemKind, Result, Session, Statement, Work,
+    WriteConnection, values,
 };
+use crate::id::RequestId;
+use crate::secret::SecretDigest;
+use crate::when::Zone;
 
-/// Reads the head of a gateway's chain; `lock_chain` adds the row lock. Finds nothing if the epoch
-/// has changed.
-const READ_HEAD: &str = "SELECT head_seq, head_hash FROM gateways WHERE name = $1 AND epoch = $2";
-
-const MOVE_HEAD: &str = "UPDATE gateways SET head_seq = $1, head_hash = $2 WHERE name = $3";
-
-/// A key that is not revoked has the largest time.
-const READ_KEY: &str = "SELECT id, coalesce(revoked, 9223372036854775807) FROM keys WHERE id = $1";
-
-/// A group that was sent to the database: the head of the chain after it, and the result for each
-/// row, some of which may be left out.
-#[derive(Clone)]
-struct SentGroup {
-    head: ChainLink,
-    results: Vec<Result<()>>,
-}
-
-/// The times when keys were revoked, by id.
-type RevocationTimes = BTreeMap<String, i64>;
+/// Any key, found as the look-up of a request finds it.
+pub(super) const ANY_KEY: &str =
+    "SELECT key_id FROM key_secrets JOIN keys ON keys.id = key_id ORDER BY digest LIMIT 1";
 
 pub struct Ledger {
     pub(super) database: Arc<Database>,
@@ -39,187 +29,306 @@ pub struct Ledger {
     /// `gateways`.
     pub(super) gateway: String,
     pub(super) epoch: i64,
-    /// Rows that wait for the leader of their group.
-    appends: GroupCommit<LedgerRow, Result<()>>,
-    pub(super) availability: Availability,
+    pub zone: Zone,
+    pub(super) queue: WriteQueue,
 }
+
+/// A group that was sent to the database: the head of the chain after it, and the result for each
+/// row, some of which may be left out.
+struct SentGroup {
+    head: ChainLink,
+    results: Vec<Result<()>>,
+}
+
+/// The heads that the chain in a file may have, as far as this process knows: it alone moves the
+/// head. Two after a commit that failed, none before the first look.
+#[derive(Default)]
+pub(super) struct KnownHeads(RefCell<Vec<[u8; 32]>>);
+
+impl KnownHeads {
+    /// Returns false if the head of the chain is none of them. Else it is the only one from now on.
+    fn accept(&self, head: [u8; 32]) -> bool {
+        let mut heads = self.0.borrow_mut();
+        let is_known = heads.is_empty() || heads.contains(&head);
+        if is_known {
+            *heads = vec![head];
+        }
+        is_known
+    }
+
+    fn add_sent(&self, head: [u8; 32]) {
+        self.0.borrow_mut().push(head);
+    }
+}
+
+/// When the key of a secret was revoked, and when the secret was replaced.
+type EndTimes = BTreeMap<[u8; 32], (i64, i64)>;
 
 impl Ledger {
     /// The ledger of a process that is not a gateway: it only reads, until it joins.
-    pub fn new(database: Arc<Database>) -> Self {
+    pub fn new(database: Arc<Database>, zone: Zone) -> Self {
         Self {
             database,
             gateway: String::new(),
             epoch: 0,
-            appends: GroupCommit::default(),
-            availability: Availability::default(),
+            zone,
+            queue: WriteQueue::default(),
         }
     }
 
     /// Writes a row, with its place in the chain, and adds it to the sums. All of it is synced to
-    /// disk when this returns: by PostgreSQL, or by the COMMIT in `SqliteTransaction::run_and_commit`.
-    /// It shares its transaction with the rows that wait at the same time.
-    pub fn append(&self, mut row: LedgerRow) -> Result<()> {
+    /// disk when this returns: by PostgreSQL, or by the COMMIT in `SqliteTransaction::commit`. On
+    /// PostgreSQL the key of the secret is read again.
+    pub fn append(&self, mut row: LedgerRow, secret: Option<&SecretDigest>) -> Result<()> {
         row.gateway.clone_from(&self.gateway);
-        let write = |group: &[&LedgerRow], deadline| self.write_group(group, deadline);
-        let written = self
-            .appends
-            .submit(row, self.database.append_timeout(), write);
-        self.database.checkpoint_if_due();
-        written.unwrap_or_else(|reason| {
-            let error = match reason {
-                NotWritten::Late => DatabaseError::Busy,
-                NotWritten::Panicked => DatabaseError::Panicked,
-            };
-            self.availability.note_group(&[Err(error.clone())]);
-            Err(error)
-        })
+        row.day = self.zone.date(row.created).to_string();
+        // On SQLite the look-up of the key has read the one database there is.
+        let secret = secret.filter(|_| self.database.sqlite().is_none());
+        match self.queue.append(WaitingRow::new(row, secret.copied())) {
+            Ok(result) => result,
+            // A process without a writer thread writes it by itself.
+            Err(row) => self.database.with_writer(|connection| {
+                let known = &KnownHeads::default();
+                self.write_group(connection, known, &[row], |_| ())
+                    .remove(0)
+            }),
+        }
     }
 
     /// The reason why a row could not be written now; `None` if that is not known without a try.
-    pub fn outage(&self) -> Option<DatabaseError> {
-        self.database
-            .lost()
-            .or_else(|| self.availability.failure(self.appends.waiting_since()))
+    pub fn outage(&self) -> Option<Problem> {
+        self.queue.outage()
     }
 
-    fn write_group(&self, group: &[&LedgerRow], deadline: Instant) -> Vec<Result<()>> {
-        let results = match self.write_in_one_transaction(group, deadline) {
+    /// The same for a health probe, which has a test write made.
+    pub fn probe(&self) -> Option<Problem> {
+        self.queue.probe()
+    }
+
+    /// Writes rows in one transaction; if it fails because of one row, each in its own. `between`
+    /// runs between two attempts.
+    pub(super) fn write_group(
+        &self,
+        connection: &mut WriteConnection,
+        known: &KnownHeads,
+        group: &[WaitingRow],
+        mut between: impl FnMut(&mut WriteConnection),
+    ) -> Vec<Result<()>> {
+        let mut write = |rows: &[WaitingRow]| {
+            // The first one has waited longest.
+            let deadline = rows[0].since + ROW_TIMEOUT;
+            self.write_once(connection, known, rows, deadline, &mut between)
+        };
+        match write(group) {
             Ok(results) => results,
-            Err(error) if error.fails_every_row() || group.len() == 1 => {
-                vec![Err(error); group.len()]
+            Err(problem) if problem.kind != ProblemKind::Other || group.len() == 1 => {
+                vec![Err(problem); group.len()]
             }
             // Tries each row alone, to find the failing one.
             Err(_) => {
-                let alone = |row| {
-                    self.write_in_one_transaction(&[row], deadline)
-                        .and_then(|mut one| one.remove(0))
-                };
-                group.iter().copied().map(alone).collect()
+                let rows = group.iter().map(std::slice::from_ref);
+                rows.map(|row| write(row).and_then(|mut one| one.remove(0)))
+                    .collect()
             }
-        };
-        self.availability.note_group(&results);
-        results
+        }
     }
 
     /// Writes rows in one transaction: all of them but those whose key is refused, or none.
-    fn write_in_one_transaction(
+    pub(super) fn write_once(
         &self,
-        group: &[&LedgerRow],
+        connection: &mut WriteConnection,
+        known: &KnownHeads,
+        group: &[WaitingRow],
         deadline: Instant,
+        between: impl FnMut(&mut WriteConnection),
     ) -> Result<Vec<Result<()>>> {
-        let work =
-            |session: &Session, sent: Option<&SentGroup>| self.statements(session, group, sent);
-        let (sent, _) = self
-            .database
-            .commit_with_retries(TransactionMode::Append(deadline), work)?;
-        Ok(sent.results)
-    }
-
-    /// Locks the chain and returns the statements that add a group to it. If the answer to an
-    /// earlier COMMIT was lost, the head of the chain says whether that group is part of it.
-    fn statements(
-        &self,
-        session: &Session,
-        group: &[&LedgerRow],
-        sent: Option<&SentGroup>,
-    ) -> Result<(SentGroup, Vec<Statement>)> {
-        let (head, revoked) = self.lock_chain(session, self.epoch, group)?;
-        if let Some(sent) = sent.filter(|sent| sent.head.hash == head.hash) {
-            // It counts only with a commit of its own: the server may be a primary that was
-            // replaced.
-            return Ok((sent.clone(), vec![self.move_head(head)]));
-        }
-        // On PostgreSQL, once more: `api::key::authenticate` has checked the key of every request.
-        let check_revocation = |row: &&LedgerRow| match &revoked {
-            Some(keys)
-                if keys
-                    .get(&row.key_id)
-                    .is_none_or(|time| *time <= row.created) =>
-            {
-                Err(DatabaseError::KeyRevoked)
+        let is_file = connection.sqlite().is_some();
+        let written = connection.commit(deadline, between, |session, before: Option<&SentGroup>| {
+            let (head, ends) = self.lock_chain(session, self.epoch, group)?;
+            if let Some(before) = before.filter(|before| before.head.hash == head.hash) {
+                return Ok(Work::WasDone(vec![self.move_head(before.head)]));
             }
-            _ => Ok(()),
-        };
-        let results: Vec<Result<()>> = group.iter().map(check_revocation).collect();
-        let accepted = group
-            .iter()
-            .zip(&results)
-            .filter(|(_, result)| result.is_ok())
-            .map(|(row, _)| *row);
-        let (head, statements) = self.append_after(head, accepted);
-        Ok((SentGroup { head, results }, statements))
+            if is_file && !known.accept(head.hash) {
+                return Err(Problem::new(
+                    ProblemKind::Replaced,
+                    "another program has changed the ledger under the running service, so nothing more is written: restore a \
+                     backup, then restart",
+                ));
+            }
+            let results: Vec<Result<()>> = group.iter().map(|row| check_secret(row, &ends)).collect();
+            let accepted = group.iter().zip(&results).filter(|(_, result)| result.is_ok());
+            let (head, mut statements) = self.append_after(head, accepted.map(|(row, _)| &*row.row));
+            if group.is_empty() {
+                // It waits for a lock on the table of the rows, as they would.
+                let nothing = "INSERT INTO usage SELECT * FROM usage WHERE request_id = ''";
+                statements.push(Statement::new(nothing, []));
+            }
+            known.add_sent(head.hash);
+            Ok(Work::Done(SentGroup { head, results }, statements))
+        });
+        let SentGroup { head, results } = written?;
+        known.accept(head.hash);
+        Ok(results)
     }
 
     /// The statements that append rows to the chain after its head, and the new head.
-    pub(super) fn append_after<'a>(
+    fn append_after<'a>(
         &self,
         head: ChainLink,
         rows: impl IntoIterator<Item = &'a LedgerRow>,
     ) -> (ChainLink, Vec<Statement>) {
+        let insert = format!(
+            "INSERT INTO usage ({COLUMNS}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17,
+                 $18, $19, $20, $21)"
+        );
         let (mut head, mut sums, mut statements) = (head, Batch::default(), Vec::new());
         for row in rows {
-            head = head.following(row);
-            statements.push(Statement::new(INSERT, row.values(head.seq, head.hash)));
+            let (values, link) = head.append(row);
+            head = link;
+            statements.push(Statement::new(insert.clone(), values));
             sums.add(row);
         }
-        if !statements.is_empty() {
-            statements.extend(sums.upserts());
-            statements.push(self.move_head(head));
-        }
+        statements.extend(sums.upserts());
+        statements.push(self.move_head(head));
         (head, statements)
     }
 
     /// Keeps every other process from writing rows of this gateway until the transaction ends.
-    /// Returns the head of its chain and, on PostgreSQL, when the keys of a group were revoked: the
-    /// look-up of a key may have been answered by a primary that was replaced.
-    pub(super) fn lock_chain(
+    /// Returns the head of its chain, and the end times of the secrets of a group: the look-up of a
+    /// key may have been answered by a primary that was replaced.
+    fn lock_chain(
         &self,
         session: &Session,
         epoch: i64,
-        group: &[&LedgerRow],
-    ) -> Result<(ChainLink, Option<RevocationTimes>)> {
-        let mut statements = vec![Statement::new(
-            format!(
-                "{READ_HEAD} {}",
-                self.database.row_lock("FOR NO KEY UPDATE")
-            ),
-            values![&self.gateway, epoch],
-        )];
-        let mut revoked = None;
-        if self.database.sqlite().is_none() {
-            revoked = Some(RevocationTimes::new());
-            let keys: BTreeSet<&str> = group.iter().map(|row| row.key_id.as_str()).collect();
-            let read_key = |key| Statement::new(READ_KEY, values![key]);
-            statements.extend(keys.into_iter().map(read_key));
-        }
-        let mut head = None;
+        group: &[WaitingRow],
+    ) -> Result<(ChainLink, EndTimes)> {
+        let head = format!(
+            "SELECT head_seq, head_hash FROM gateways WHERE name = $1 AND epoch = $2 {}",
+            self.database.row_lock("FOR NO KEY UPDATE")
+        );
+        // A key that is not revoked, and a secret that is not replaced, have the largest time.
+        let ends = "SELECT s.digest, coalesce(k.revoked, 9223372036854775807), coalesce(s.ends, 9223372036854775807)
+             FROM key_secrets AS s JOIN keys AS k ON k.id = s.key_id WHERE s.digest = $1";
+        let digests = group.iter().filter_map(|row| row.secret.as_ref());
+        let digests: BTreeSet<[u8; 32]> = digests.map(|digest| digest.0).collect();
+        let mut statements = vec![Statement::new(head, values![&self.gateway, epoch])];
+        statements.extend(
+            digests
+                .iter()
+                .map(|digest| Statement::new(ends, values![digest])),
+        );
+        let (mut head, mut ends) = (None, EndTimes::new());
         session.run(&statements, &mut |number, mut row| {
-            if number == 0 {
-                head = Some(ChainLink::read(row)?);
-            } else if let Some(revoked) = &mut revoked {
-                revoked.insert(row.column()?, row.column()?);
+            match number {
+                0 => head = Some(ChainLink::read(row)?),
+                _ => drop(ends.insert(row.column()?, (row.column()?, row.column()?))),
             }
             Ok(())
         })?;
         match head {
-            Some(head) => Ok((head, revoked)),
+            Some(head) => Ok((head, ends)),
             // Another process has raised the epoch, or the gateway's row is gone.
-            None => Err(self
-                .identify(session)
-                .err()
-                .unwrap_or(DatabaseError::Fenced)),
+            None => Err(self.identify(session).err().unwrap_or_else(fenced)),
         }
     }
 
-    pub(super) fn move_head(&self, ChainLink { seq, hash }: ChainLink) -> Statement {
-        Statement::new(MOVE_HEAD, values![seq, hash, &self.gateway])
+    /// Moves the head of the chain, which is a heartbeat too. SQLite would write nothing if no value
+    /// changed, and a test write would not notice a full disk.
+    fn move_head(&self, ChainLink { seq, hash }: ChainLink) -> Statement {
+        let clock = self.database.clock();
+        Statement::new(
+            format!(
+                "UPDATE gateways SET head_seq = $1, head_hash = $2, last_seen = {clock} WHERE name = $3"
+            ),
+            values![seq, hash, &self.gateway],
+        )
+    }
+
+    /// Tests whether a change could be written: in `serve` by its writer.
+    pub fn try_write(&self) -> Result<()> {
+        let same = "UPDATE gateways SET head_seq = head_seq WHERE name = $1";
+        let parameters = values![&self.gateway];
+        self.database
+            .transaction(None, move |session| session.execute(same, &parameters))
+            .map(drop)
+    }
+
+    /// Tests all that a request does to the database, in a process without a writer thread.
+    pub fn try_request(&self) -> Result<()> {
+        let deadline = Instant::now() + CHANGE_TIMEOUT;
+        self.database
+            .with_writer(|connection| self.try_row(connection, deadline))
+    }
+
+    /// Appends a row and removes it again, and commits that. The row has an existing key, if there
+    /// is one: the operator may have added a foreign key.
+    pub(super) fn try_row(
+        &self,
+        connection: &mut WriteConnection,
+        deadline: Instant,
+    ) -> Result<()> {
+        let key_id = self
+            .database
+            .look_up(ANY_KEY, &[], |mut row| row.column::<String>())?
+            .unwrap_or_default();
+        let id = RequestId::now();
+        let row = LedgerRow {
+            request_id: id.to_string(),
+            key_id,
+            created: id.created(),
+            day: self.zone.date(id.created()).to_string(),
+            status: Some(200),
+            // Its sums are not those of any request.
+            error_code: Some(id.to_string()),
+            gateway: self.gateway.clone(),
+            ..LedgerRow::default()
+        };
+        let try_row = |session: &Session| {
+            let epoch = self.identify(session)?;
+            let (head, _) = self.lock_chain(session, epoch, &[])?;
+            let (_, mut statements) = self.append_after(head, [&row]);
+            statements.extend([
+                Statement::new(
+                    "DELETE FROM usage WHERE request_id = $1",
+                    values![&row.request_id],
+                ),
+                Statement::new(
+                    "DELETE FROM usage_days WHERE key_id = $1 AND day = $2 AND error_code = $3",
+                    values![&row.key_id, &row.day, &row.error_code],
+                ),
+                self.move_head(head),
+            ]);
+            let changed = session.run(&statements, &mut |_, _| Ok(()))?;
+            if changed.contains(&0) {
+                Err(Problem::other("a row that was written is not there"))
+            } else {
+                Ok(())
+            }
+        };
+        connection.transaction(deadline, None, try_row)
+    }
+
+    /// Returns the epoch of this gateway. Fails if another process has changed it, or the schema.
+    pub(super) fn identify(&self, session: &Session) -> Result<i64> {
+        SCHEMA.check_version(session)?;
+        let epoch = "SELECT epoch FROM gateways WHERE name = $1";
+        let epoch: Option<i64> =
+            session.first(epoch, &values![&self.gateway], |mut row| row.column())?;
+        match epoch {
+            // A command that is not a gateway has no epoch of its own.
+            Some(epoch) if self.epoch == 0 || epoch == self.epoch => Ok(epoch),
+            Some(_) => Err(fenced()),
+            None => Err(Problem::other(
+                "the row of this gateway is missing in the table gateways: restore a backup, or restart the service, which \
+                 inserts a new one",
+            )),
+        }
     }
 
     pub fn find_row(&self, request_id: &str) -> Result<Option<LedgerRow>> {
         let statement = format!("SELECT {COLUMNS} FROM usage WHERE request_id = $1");
         self.database
-            .look_up(&statement, &values![request_id], read_row)
+            .look_up(&statement, &values![request_id], LedgerRow::read)
     }
 
     /// The time when the newest row was created.
@@ -227,20 +336,48 @@ impl Ledger {
         let newest = "SELECT created FROM usage ORDER BY request_id DESC LIMIT 1";
         self.database.look_up(newest, &[], |mut row| row.column())
     }
+
+    /// The time by the database's clock.
+    pub fn clock(&self) -> Result<i64> {
+        let clock = format!("SELECT {}", self.database.clock());
+        self.database.read(|session| session.value(&clock, &[]))
+    }
+}
+
+/// Fails if the key of a row was revoked, or its secret replaced, before the request arrived.
+fn check_secret(row: &WaitingRow, ends: &EndTimes) -> Result<()> {
+    let Some(secret) = &row.secret else {
+        return Ok(());
+    };
+    let created = row.row.created;
+    let (kind, text) = match ends.get(&secret.0) {
+        Some((revoked, replaced)) if *revoked > created && *replaced > created => return Ok(()),
+        Some((revoked, _)) if *revoked > created => {
+            (ProblemKind::KeyReplaced, "the secret was replaced")
+        }
+        _ => (ProblemKind::KeyRevoked, "the key was revoked"),
+    };
+    Err(Problem::new(kind, text))
+}
+
+pub(super) fn fenced() -> Problem {
+    Problem::new(
+        ProblemKind::Fenced,
+        "another process serves under the name of this gateway",
+    )
 }
 
 #[cfg(test)]
 pub mod tests {
     use std::sync::{Mutex, mpsc};
     use std::thread;
-    use std::time::Duration;
 
     use super::*;
     use crate::id::RequestId;
-    use crate::ledger::{Filter, Tokens, verify};
+    use crate::ledger::{Tokens, verify};
     use crate::store::Store;
-    use crate::store::tests::{Temporary, while_writing};
-    use crate::when::{self, Range};
+    use crate::store::tests::Temporary;
+    use crate::when;
 
     /// The id of a row that was created at a second, with an end of its own.
     pub fn id(end: &str, created: i64) -> String {
@@ -263,6 +400,7 @@ pub mod tests {
             duration_ms: Some(2.5),
             queue_ms: Some(0.5),
             runtime_ms: Some(1.0),
+            day: Zone::utc().date(created).to_string(),
             ..LedgerRow::default()
         }
     }
@@ -292,7 +430,7 @@ pub mod tests {
     ) {
         store
             .ledger
-            .append(with_outcome(row(end, key, created), status, total))
+            .append(with_outcome(row(end, key, created), status, total), None)
             .expect("a row");
     }
 
@@ -322,134 +460,24 @@ pub mod tests {
             ..row("b", "key_2", 8)
         };
         for (seq, row) in [(1, full), (2, bare)] {
-            store.ledger.append(row.clone()).expect("a row");
+            store.ledger.append(row.clone(), None).expect("a row");
             let found = store.ledger.find_row(&row.request_id).expect("a look-up");
             assert_eq!(
                 found,
                 Some(LedgerRow {
                     seq: Some(seq),
+                    day: "1970-01-01".into(),
                     ..row
                 })
             );
         }
         assert!(
-            store.ledger.append(row("a", "key_1", 7)).is_err(),
+            store.ledger.append(row("a", "key_1", 7), None).is_err(),
             "a request has one row"
         );
         assert!(store.ledger.find_row("c").expect("a look-up").is_none());
         assert_eq!(store.ledger.newest_row().expect("a look-up"), Some(8));
         assert_eq!(store.ledger.verify().expect("a walk").fault, None);
-    }
-
-    #[test]
-    fn rows_that_wait_share_a_transaction_and_a_failing_one_fails_alone() {
-        let mut temporary = Temporary::new();
-        temporary.reopen(Duration::from_secs(60));
-        let store = &temporary.store;
-        write(store, "x", "key_1", 4, 200, None);
-        let lock = |session: &Session| {
-            store
-                .ledger
-                .lock_chain(session, store.ledger.epoch, &[])
-                .map(drop)
-        };
-        let results = thread::scope(|scope| {
-            let mut writers = Vec::new();
-            while_writing(&store.database, lock, || {
-                for created in 1..=6 {
-                    writers
-                        .push(scope.spawn(move || store.ledger.append(row("x", "key_1", created))));
-                    // The first one leads, and waits for the lock. The others gather.
-                    while store.ledger.appends.waiting() != (true, created as usize - 1) {
-                        thread::yield_now();
-                    }
-                }
-            });
-            writers
-                .into_iter()
-                .map(|writer| writer.join().expect("no panic"))
-                .collect::<Vec<_>>()
-        });
-        for (created, result) in (1..).zip(&results) {
-            assert_eq!(result.is_ok(), created != 4, "{result:?}");
-        }
-        assert!(store.ledger.outage().is_none(), "the others were written");
-        let found = store.ledger.verify().expect("a walk");
-        assert_eq!(
-            (found.rows, found.fault),
-            (6, None),
-            "the failed one has taken no number"
-        );
-        assert_eq!(
-            store
-                .ledger
-                .sums(Range::ALL, Filter::ALL)
-                .expect("the figures")
-                .requests,
-            6
-        );
-    }
-
-    #[test]
-    fn a_row_whose_time_is_over_is_not_written_and_the_ledger_is_unavailable() {
-        let mut temporary = Temporary::sqlite();
-        temporary.reopen(Duration::from_millis(30));
-        let store = &temporary.store;
-        while_writing(
-            &store.database,
-            |_| Ok(()),
-            || {
-                thread::scope(|scope| {
-                    let writers = [1, 2, 3].map(|created| {
-                        scope.spawn(move || store.ledger.append(row("x", "key_1", created)))
-                    });
-                    for writer in writers {
-                        assert!(matches!(
-                            writer.join().expect("no panic"),
-                            Err(DatabaseError::Busy)
-                        ));
-                    }
-                });
-                assert!(matches!(store.ledger.outage(), Some(DatabaseError::Busy)));
-            },
-        );
-        temporary.reopen(Duration::from_secs(60));
-        let store = &temporary.store;
-        write(store, "y", "key_1", 4, 200, None);
-        assert!(store.ledger.outage().is_none(), "a row was written");
-        assert_eq!(store.ledger.verify().expect("a walk").rows, 1);
-    }
-
-    #[test]
-    fn what_every_row_would_meet_makes_the_ledger_unavailable_until_a_test_succeeds() {
-        let temporary = Temporary::sqlite();
-        let store = &temporary.store;
-        let trigger = "CREATE TRIGGER fail BEFORE INSERT ON usage BEGIN SELECT RAISE(ABORT, 'on purpose'); END";
-        store
-            .database
-            .transaction(|session| session.execute(trigger, &[]))
-            .expect("a trigger");
-        store
-            .ledger
-            .append(row("x", "key_1", 1))
-            .expect_err("it fails");
-        assert!(
-            store
-                .ledger
-                .outage()
-                .is_some_and(|error| error.to_string().contains("on purpose"))
-        );
-        store.ledger.test_write();
-        assert!(store.ledger.outage().is_some(), "the test fails too");
-        store.tamper("DROP TRIGGER fail");
-        assert!(
-            store.ledger.outage().is_some(),
-            "until something is written"
-        );
-        store.ledger.test_write();
-        assert!(store.ledger.outage().is_none());
-        assert_eq!(store.value::<i64>("SELECT count(*) FROM usage"), 0);
-        assert_eq!(store.value::<i64>("SELECT count(*) FROM usage_rollup"), 0);
     }
 
     const SNAPSHOTS: i64 = 2_000;
@@ -496,11 +524,11 @@ pub mod tests {
     /// Fails if the sums are not those of the rows, if a number is missing in the chain, or if it
     /// does not verify.
     fn ensure_consistent(session: &Session) -> Result<()> {
-        let counted = "SELECT span, created / span * span, key_id, coalesce(status, 0), coalesce(error_code, ''), count(*),
+        let counted = "SELECT day, key_id, coalesce(status, 0), coalesce(error_code, ''), count(*),
             coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0), coalesce(sum(total_tokens), 0)
-            FROM usage, (SELECT 3600 AS span UNION SELECT 86400) AS spans GROUP BY 1, 2, 3, 4, 5";
-        let kept = "SELECT span, start, key_id, status, error_code, requests, prompt_tokens, completion_tokens, total_tokens
-            FROM usage_rollup";
+            FROM usage GROUP BY 1, 2, 3, 4";
+        let kept = "SELECT day, key_id, status, error_code, requests, prompt_tokens, completion_tokens, total_tokens
+            FROM usage_days";
         let differing = format!(
             "SELECT (SELECT count(*) FROM ({counted} EXCEPT {kept}) AS a) + (SELECT count(*) FROM ({kept} EXCEPT {counted}) AS b)"
         );
@@ -510,7 +538,7 @@ pub mod tests {
         if found == (0, 0) && fault.is_none() {
             return Ok(());
         }
-        Err(DatabaseError::Other(format!(
+        Err(Problem::other(format!(
             "{} sums differ, {} numbers are missing, {fault:?}",
             found.0, found.1
         )))
@@ -519,43 +547,252 @@ pub mod tests {
     /// On SQLite, the look-up of the key has seen every revocation.
     #[test]
     #[cfg(feature = "test-postgres")]
-    fn a_completion_of_a_key_that_was_revoked_before_the_request_is_not_written() {
+    fn a_completion_of_a_refused_secret_is_not_written() {
         let temporary = Temporary::postgres();
         let store = &temporary.store;
         store.tamper("UPDATE keys SET revoked = 100 WHERE id = 'key_1'");
-        assert!(matches!(
-            store.ledger.append(row("a", "key_1", 100)),
-            Err(DatabaseError::KeyRevoked)
-        ));
-        assert!(
-            matches!(
-                store.ledger.append(row("a", "key_0", 100)),
-                Err(DatabaseError::KeyRevoked)
-            ),
-            "no such key"
-        );
+        store.tamper("UPDATE key_secrets SET ends = 100 WHERE key_id = 'key_2'");
+        let append = |end: &str, key: &str, created: i64| {
+            let secret = SecretDigest::of(key);
+            store.ledger.append(row(end, key, created), Some(&secret))
+        };
+        for (key, kind) in [
+            ("key_1", ProblemKind::KeyRevoked),
+            ("key_2", ProblemKind::KeyReplaced),
+            ("key_0", ProblemKind::KeyRevoked),
+        ] {
+            let refused = append("a", key, 100).expect_err(key);
+            assert_eq!(refused.kind, kind, "{key}");
+        }
         assert!(store.ledger.outage().is_none(), "the ledger is fine");
+        append("b", "key_1", 99).expect("it was valid when the request arrived");
+        append("c", "key_2", 99).expect("so was this one");
+        let group = [("d", "key_1", 200), ("e", "key_1", 98), ("f", "key_2", 98)].map(
+            |(end, key, created)| {
+                WaitingRow::new(row(end, key, created), Some(SecretDigest::of(key)))
+            },
+        );
+        let known = &KnownHeads::default();
+        let write = |connection: &mut WriteConnection| {
+            Ok(store.ledger.write_group(connection, known, &group, |_| ()))
+        };
+        let results = store.database.with_writer(write).expect("a connection");
+        let written: Vec<bool> = results.iter().map(Result::is_ok).collect();
+        assert_eq!(written, [false, true, true], "{results:?}");
+        let found = store.ledger.verify().expect("a walk");
+        assert_eq!((found.rows, found.fault), (4, None));
+    }
+
+    /// The head of the chain decides, and a commit of its own proves it.
+    #[test]
+    #[cfg(feature = "test-postgres")]
+    fn a_group_whose_answer_is_lost_is_written_once() {
+        use std::sync::atomic::Ordering;
+
+        use crate::database::postgres::tests::*;
+        use crate::database::{Access, DatabaseLocation};
+        use crate::ledger::Filter;
+        use crate::when::Range;
+
+        let (proxies, uri) = proxies(1);
+        let store = Store::open(&DatabaseLocation::Postgres(uri), Access::Create);
+        let (store, proxy) = (store.expect("a new database"), &proxies[0]);
+        let losses = [
+            PASS,
+            LOSE_REQUEST,
+            LOSE_ANSWER,
+            LOSE_COMMIT,
+            LOSE_COMMIT_ANSWER,
+        ];
+        for (second, loss) in (1..).zip(losses) {
+            let group = [("a", None), ("b", Some("unknown")), ("c", None)].map(|(end, secret)| {
+                WaitingRow::new(row(end, "key_1", second), secret.map(SecretDigest::of))
+            });
+            let known = &KnownHeads::default();
+            let write = |connection: &mut WriteConnection| {
+                Ok(store.ledger.write_group(connection, known, &group, |_| ()))
+            };
+            proxy.set(loss);
+            let results = store.database.with_writer(write).expect("a connection");
+            let written: Vec<bool> = results.iter().map(Result::is_ok).collect();
+            assert_eq!(written, [true, false, true], "{loss}: {results:?}");
+            let mode = proxy.mode.load(Ordering::SeqCst);
+            assert_eq!(mode, PASS, "something was lost");
+            let with_head = format!(
+                "SELECT count(*) FROM usage JOIN gateways ON name = gateway
+                 WHERE created = {second} AND usage.xmin = gateways.xmin"
+            );
+            let expected = if loss == LOSE_COMMIT_ANSWER { 0 } else { 2 };
+            assert_eq!(store.value::<i64>(&with_head), expected, "{loss}");
+        }
+        proxy.set(LOSE_ANSWER);
+        let duplicate = store.ledger.append(row("a", "key_1", 1), None);
+        assert!(duplicate.is_err(), "it is not taken for the row of that id");
+        let found = store.ledger.verify().expect("a walk");
+        assert_eq!((found.rows, found.fault), (10, None));
+        let sums = store.ledger.sums(Range::ALL, Filter::ALL);
+        assert_eq!(sums.expect("the sums").requests, 10);
+    }
+
+    #[test]
+    fn after_a_failed_commit_a_file_may_have_either_head_and_no_other() {
+        for (is_committed, is_other) in [(false, false), (true, false), (true, true)] {
+            let temporary = Temporary::sqlite();
+            let (store, known) = (&temporary.store, &KnownHeads::default());
+            let append = |store: &Store, known: &KnownHeads, end: &str| {
+                let group = [WaitingRow::new(row(end, "key_1", 1), None)];
+                store.database.with_writer(|connection| {
+                    let written = store.ledger.write_group(connection, known, &group, |_| ());
+                    Ok(written.into_iter().collect::<Result<Vec<()>>>())
+                })
+            };
+            let append = |store: &Store, known: &KnownHeads, end: &str| {
+                append(store, known, end).expect("a connection").map(drop)
+            };
+            append(store, known, "a").expect("a row");
+            fail_on(store, "UPDATE ON gateways");
+            append(store, known, "b").expect_err("on purpose");
+            store.tamper("DROP TRIGGER fail");
+            if is_committed {
+                let end = if is_other { "c" } else { "b" };
+                let other = temporary.open_again();
+                append(&other, &KnownHeads::default(), end).expect("the same head");
+            }
+            let next = append(store, known, "d");
+            let kind = next.err().map(|problem| problem.kind);
+            assert_eq!(kind, is_other.then_some(ProblemKind::Replaced));
+        }
+    }
+
+    /// It needs no row to find out that none could be written.
+    #[test]
+    #[cfg(feature = "test-postgres")]
+    fn a_test_write_waits_for_the_table_of_the_rows() {
+        let temporary = Temporary::postgres();
+        let other = temporary.open_again();
+        let store = &temporary.store;
+        let test = || {
+            let deadline = Instant::now() + std::time::Duration::from_millis(300);
+            let test = |connection: &mut WriteConnection| {
+                let known = &KnownHeads::default();
+                store
+                    .ledger
+                    .write_once(connection, known, &[], deadline, |_| ())
+                    .map(drop)
+            };
+            store.database.with_writer(test)
+        };
+        test().expect("the table is free");
+        let lock = other.database.change(move |session| {
+            session.run_script("LOCK TABLE usage IN SHARE MODE")?;
+            Ok(test().expect_err("it is locked").kind)
+        });
+        assert_eq!(lock, Ok(ProblemKind::Busy));
+        assert_eq!(store.value::<i64>("SELECT count(*) FROM usage"), 0);
+    }
+
+    #[test]
+    fn a_trial_leaves_nothing() {
+        let mut temporary = Temporary::new();
+        let store = &mut temporary.store;
+        store.ledger.try_request().expect("a command may try it");
+        store.join("a", "").expect("a start");
+        write(store, "1", "key_1", 1, 200, Some(1));
+        (0..3).for_each(|_| store.ledger.try_request().expect("it should be accepted"));
+        write(store, "2", "key_1", 2, 200, Some(1));
+        assert_eq!(store.value::<i64>("SELECT count(*) FROM usage"), 2);
+        let newest: i64 = store.value("SELECT max(seq) FROM usage");
+        assert_eq!(newest, 2, "no gap");
+        let requests = "SELECT CAST(sum(requests) AS BIGINT) FROM usage_days";
+        assert_eq!(store.value::<i64>(requests), 2, "of the rows");
+        assert_eq!(store.ledger.verify().expect("a walk").fault, None);
+        store.tamper("DELETE FROM key_secrets");
         store
             .ledger
-            .append(row("b", "key_1", 99))
-            .expect("it was valid when the request arrived");
-        let rows = [
-            row("c", "key_1", 200),
-            row("d", "key_2", 200),
-            row("e", "key_1", 99),
-        ];
-        let results = store
-            .ledger
-            .write_in_one_transaction(&rows.each_ref(), Instant::now() + Duration::from_secs(60))
-            .expect("a transaction");
-        assert!(
-            matches!(
-                results[..],
-                [Err(DatabaseError::KeyRevoked), Ok(()), Ok(())]
-            ),
-            "{results:?}"
+            .try_request()
+            .expect("a database without keys is ready too");
+    }
+
+    #[test]
+    fn a_gateway_that_was_replaced_and_one_without_its_row_are_not_ready() {
+        let mut temporary = Temporary::new();
+        let mut next = temporary.open_again();
+        temporary.store.join("a", "").expect("a start");
+        temporary
+            .store
+            .tamper("UPDATE gateways SET last_seen = NULL");
+        next.join("a", "").expect("another start");
+        let fenced = temporary.store.ledger.try_request();
+        assert_eq!(fenced.expect_err("fenced").kind, ProblemKind::Fenced);
+        next.ledger.try_request().expect("it has the epoch");
+        next.tamper("DELETE FROM gateways WHERE name = 'a'");
+        let missing = next.ledger.try_request().expect_err("there is no row");
+        assert!(missing.text.contains("is missing in the table gateways"));
+        assert_eq!(missing.kind, ProblemKind::Other, "no process replaced it");
+    }
+
+    #[test]
+    fn whatever_fails_a_request_fails_the_trial() {
+        let temporary = Temporary::sqlite();
+        let store = &temporary.store;
+        for what in [
+            "INSERT ON usage",
+            "INSERT ON usage_days",
+            "UPDATE ON gateways",
+        ] {
+            fail_on(store, what);
+            let error = store.ledger.try_request().expect_err(what).to_string();
+            assert!(error.contains("on purpose"), "{error}");
+            store.tamper("DROP TRIGGER fail");
+            store.ledger.try_request().expect("it would succeed again");
+        }
+    }
+
+    /// Makes a change of a table fail.
+    pub fn fail_on(store: &Store, what: &str) {
+        // `tamper` ends a statement at its semicolon.
+        let trigger = format!(
+            "CREATE TRIGGER fail BEFORE {what} BEGIN SELECT RAISE(ABORT, 'on purpose'); END"
         );
-        let found = store.ledger.verify().expect("a walk");
-        assert_eq!((found.rows, found.fault), (3, None));
+        let create = |session: &Session| session.execute(&trigger, &[]);
+        store.database.change(create).expect("a trigger");
+    }
+
+    #[test]
+    fn a_changed_schema_is_noticed() {
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        let change = |version: &str| match store.database.sqlite() {
+            Some(_) => store.tamper(&format!("PRAGMA user_version = {version}")),
+            None => store.tamper(&format!("UPDATE schema_version SET version = {version}")),
+        };
+        change("12");
+        let error = store.ledger.try_request().expect_err("it is not known");
+        assert_eq!(error.kind, ProblemKind::Fenced);
+        assert!(error.text.contains("now has version 12"), "{error}");
+        change("11");
+        store.ledger.try_request().expect("it is as before");
+    }
+
+    #[test]
+    #[cfg(feature = "test-postgres")]
+    fn on_postgres_the_clock_of_the_database_counts() {
+        let temporary = Temporary::postgres();
+        let name: String = temporary
+            .store
+            .value("SELECT CAST(current_database() AS TEXT)");
+        // A function of ours is found before the system's.
+        temporary.store.tamper(&format!(
+            "ALTER DATABASE {name} SET search_path = public, pg_catalog"
+        ));
+        temporary.store.tamper(
+            "CREATE FUNCTION public.clock_timestamp() RETURNS timestamptz LANGUAGE sql
+             AS 'SELECT pg_catalog.clock_timestamp() - interval ''100 days'''",
+        );
+        let clock = temporary.open_again().ledger.clock().expect("a time");
+        assert!(
+            (crate::when::now() - 100 * crate::when::DAY - clock).abs() < crate::when::DAY,
+            "{clock}"
+        );
     }
 }

@@ -2,14 +2,31 @@
 //! row is written only if its gateway still has the epoch of the process that writes it, so a
 //! process that was replaced can't write any more.
 
-use time::OffsetDateTime;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use super::append::Ledger;
-use crate::database::postgres::session_lock::SessionLock;
-use crate::database::{DatabaseError, Result, Statement, values};
+use jiff::Timestamp;
+
+use super::append::{Ledger, fenced};
+use crate::database::{Problem, ProblemKind, Result, Row, Session, values};
 
 /// The seconds that a gateway's clock may be off the database's: ids and expiry use it.
 pub const CLOCK_SLACK: f64 = 2.0;
+
+/// A process that serves updates its heartbeat every second. One that has not stopped cleanly is
+/// watched for this time before another one takes its name.
+pub(super) const WATCH_TIME: Duration = Duration::from_secs(5);
+
+const WATCH_INTERVAL: Duration = Duration::from_millis(250);
+
+/// The last process that had a name.
+#[derive(Clone, PartialEq)]
+struct Holder {
+    epoch: i64,
+    /// `None` after a clean stop.
+    last_seen: Option<i64>,
+    address: String,
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gateway {
@@ -18,62 +35,87 @@ pub struct Gateway {
     pub epoch: i64,
     pub version: String,
     pub address: String,
-    /// Seconds since it was last seen, by the database's clock.
-    pub seen_ago: i64,
+    /// Seconds since it was last seen, by the database's clock; `None` after a clean stop.
+    pub seen_ago: Option<i64>,
 }
 
 impl Ledger {
-    /// Begins to serve under a name: no earlier process can write its rows from now on.
+    /// Begins to serve under a name: no earlier process can write its rows from now on. In a
+    /// database that is shared, fails if another process serves under it.
     pub fn join(&mut self, name: &str, address: &str) -> Result<()> {
-        let raise = format!(
+        let found = self.wait_for_name(name)?;
+        let (epoch, last_seen) = found.map_or((None, None), |it| (Some(it.epoch), it.last_seen));
+        // Nothing changed since it was watched. Waits for rows that an earlier process is inserting.
+        let take = format!(
             "INSERT INTO gateways (name, epoch, version, address, last_seen, anchor_seq, anchor_hash,
                  head_seq, head_hash)
              VALUES ($1, 1, $2, $3, {}, 0, $4, 0, $4) ON CONFLICT (name) DO UPDATE
              SET epoch = gateways.epoch + 1, version = excluded.version, address = excluded.address,
                  last_seen = excluded.last_seen
+             WHERE gateways.epoch = $5 AND gateways.last_seen IS NOT DISTINCT FROM $6
              RETURNING epoch",
             self.database.clock()
         );
-        let parameters = values![name, env!("ADRIATICUM_VERSION"), address, [0; 32]];
-        // Waits for the rows that an earlier process is inserting.
-        let lock = self.lock_gateway();
-        self.epoch = self.database.transaction(|session| {
-            session.execute(&lock, &values![name])?;
-            session.value(&raise, &parameters)
+        let version = env!("ADRIATICUM_VERSION");
+        let parameters = values![name, version, address, [0_u8; 32], epoch, last_seen];
+        let taken = self.database.transaction(None, move |session| {
+            session.first(&take, &parameters, |mut row| row.column())
         })?;
+        match taken {
+            Some(epoch) => self.epoch = epoch,
+            None => return Err(name_taken(name, "an unknown address")),
+        }
         self.gateway = name.to_owned();
         Ok(())
     }
 
-    /// A query that keeps a gateway from inserting rows until the transaction ends.
-    pub(super) fn lock_gateway(&self) -> String {
-        let lock = self.database.row_lock("FOR UPDATE");
-        format!("SELECT 1 FROM gateways WHERE name = $1 {lock}")
+    /// Returns the last process that had a name, after watching its heartbeat: an older one may be
+    /// of a process that was killed, or the clocks differ. The lock of a file needs none.
+    fn wait_for_name(&self, name: &str) -> Result<Option<Holder>> {
+        let read = |mut row: Row| {
+            Ok(Holder {
+                epoch: row.column()?,
+                last_seen: row.column()?,
+                address: row.column()?,
+            })
+        };
+        let holder = "SELECT epoch, last_seen, address FROM gateways WHERE name = $1";
+        let look = || self.database.look_up(holder, &values![name], read);
+        let (first, began) = (look()?, Instant::now());
+        let mut last = first.clone();
+        while self.database.sqlite().is_none()
+            && let Some(holder) = last.as_ref().filter(|it| it.last_seen.is_some())
+        {
+            if last != first {
+                return Err(name_taken(name, &holder.address));
+            }
+            if began.elapsed() >= WATCH_TIME {
+                break;
+            }
+            thread::sleep(WATCH_INTERVAL);
+            last = look()?;
+        }
+        Ok(last)
     }
 
-    /// Runs about every second: updates the heartbeat. Fails with `Fenced` if another process has
-    /// its name.
-    pub fn keep_presence(&self, lock: &mut SessionLock) -> Result<()> {
+    /// Updates the heartbeat. Fails if another process has the name.
+    pub(super) fn beat(&self, session: &Session) -> Result<()> {
         let beat = format!(
             "UPDATE gateways SET last_seen = {} WHERE name = $1 AND epoch = $2",
             self.database.clock()
         );
-        let parameters = values![&self.gateway, self.epoch];
-        let is_present =
-            lock.renew(Statement::new(beat, parameters))
-                .map_err(|error| match error {
-                    // The engine has logged this already.
-                    error if self.database.lost().is_some() => {
-                        DatabaseError::Unavailable(error.to_string())
-                    }
-                    DatabaseError::Unavailable(cause) => DatabaseError::Unknown(cause),
-                    error => error,
-                })?;
-        if is_present {
-            Ok(())
-        } else {
-            Err(DatabaseError::Fenced)
+        match session.execute(&beat, &values![&self.gateway, self.epoch])? {
+            0 => Err(fenced()),
+            _ => Ok(()),
         }
+    }
+
+    /// Clears the heartbeat, so that the next start need not watch it.
+    pub(super) fn leave(&self, session: &Session) -> Result<()> {
+        let leave = "UPDATE gateways SET last_seen = NULL WHERE name = $1 AND epoch = $2";
+        session
+            .execute(leave, &values![&self.gateway, self.epoch])
+            .map(drop)
     }
 
     /// Returns the gateways that have served, by name.
@@ -101,7 +143,7 @@ impl Ledger {
         if self.database.sqlite().is_some() {
             return Ok(0.0);
         }
-        let seconds = || OffsetDateTime::now_utc().unix_timestamp_nanos() as f64 / 1e9;
+        let seconds = || Timestamp::now().as_nanosecond() as f64 / 1e9;
         let time = "SELECT CAST(extract(epoch FROM clock_timestamp()) AS DOUBLE PRECISION)";
         let began = seconds();
         let found: f64 = self.database.read(|session| session.value(time, &[]))?;
@@ -112,6 +154,17 @@ impl Ledger {
             (seconds() - found).min(0.0)
         })
     }
+}
+
+fn name_taken(name: &str, address: &str) -> Problem {
+    Problem::new(
+        ProblemKind::Fenced,
+        format!(
+            "another adriaticum serve has the name {name} in it, at {address}. Each gateway needs its own name, which is \
+             the host's name unless it is set: set gateway (ADRIATICUM_GATEWAY) to another one, such as {name}-2, or stop \
+             that process"
+        ),
+    )
 }
 
 #[cfg(test)]
@@ -127,19 +180,13 @@ mod tests {
         let mut temporary = Temporary::new();
         let mut next = temporary.open_again();
         let old = &mut temporary.store;
-        old.ledger.join("a", "").expect("a start");
+        old.join("a", "").expect("a start");
         write(old, "1", "key_1", 7, 200, None);
-        next.ledger.join("a", "").expect("a start");
-        assert!(matches!(
-            old.ledger.append(row("2", "key_1", 7)),
-            Err(DatabaseError::Fenced)
-        ));
-        assert!(
-            old.ledger.outage().is_some_and(|error| error.is_replaced()),
-            "the process has to stop"
-        );
+        next.join("a", "").expect("a start");
+        let refused = old.ledger.append(row("2", "key_1", 7), None);
+        assert_eq!(refused.expect_err("fenced").kind, ProblemKind::Fenced);
         next.ledger
-            .append(row("3", "key_1", 7))
+            .append(row("3", "key_1", 7), None)
             .expect("it has the epoch");
         let found = next.ledger.verify().expect("a walk");
         assert_eq!((found.rows, found.fault), (2, None));
@@ -151,9 +198,9 @@ mod tests {
         let mut other = temporary.open_again();
         let one = &mut temporary.store;
         write(one, "0", "key_1", 1, 200, Some(1));
-        one.ledger.join("a", "http://a:1").expect("a start");
+        one.join("a", "http://a:1").expect("a start");
         write(one, "1", "key_1", 1, 200, Some(1));
-        other.ledger.join("b", "http://b:1").expect("a start");
+        other.join("b", "http://b:1").expect("a start");
         for number in 1..=5 {
             write(&other, &number.to_string(), "key_2", number + 1, 502, None);
         }
@@ -179,7 +226,7 @@ mod tests {
             [("\"\"".into(), 1), ("\"a\"".into(), 5), ("\"b\"".into(), 5)]
         );
         let filter = Filter {
-            gateway: Some("b"),
+            gateway: Some("b".into()),
             ..Filter::ALL
         };
         assert_eq!(
@@ -196,7 +243,11 @@ mod tests {
             .collect();
         assert_eq!(seen, [("a", 1), ("b", 1)]);
         assert_eq!(gateways[0].address, "http://a:1");
-        assert!((0..60).contains(&gateways[0].seen_ago));
+        assert!(
+            gateways[0]
+                .seen_ago
+                .is_some_and(|ago| (0..60).contains(&ago))
+        );
     }
 
     #[test]
@@ -214,68 +265,91 @@ mod tests {
 
     #[cfg(feature = "test-postgres")]
     mod on_postgres {
+        use std::thread;
+
         use super::*;
         use crate::database::{Access, DatabaseLocation};
-        use crate::ledger::serve_lock::HOLDER;
         use crate::store::Store;
-        use crate::store::test_server::PostgresServer;
 
-        /// A gateway on a database, with the lock of its name.
-        fn gateway(database: &DatabaseLocation, name: &str) -> (Store, SessionLock) {
-            let DatabaseLocation::Postgres(uri) = database else {
-                panic!("only PostgreSQL has several")
-            };
-            let lock =
-                SessionLock::take(uri, name, HOLDER).unwrap_or_else(|error| panic!("{error}"));
+        fn start(database: &DatabaseLocation, name: &str) -> (Store, Result<()>) {
             let mut store = Store::open(database, Access::Existing).expect("the database");
-            store
-                .ledger
-                .join(name, "http://gateway.test")
-                .expect("a start");
-            (store, lock)
+            let joined = store.join(name, "http://gateway.test");
+            (store, joined)
+        }
+
+        fn beat(store: &Store) {
+            let beat = |session: &Session| store.ledger.beat(session);
+            store.database.change(beat).expect("a heartbeat");
         }
 
         #[test]
         fn a_name_is_served_by_one_process() {
             let temporary = Temporary::postgres();
-            let DatabaseLocation::Postgres(uri) = &temporary.database else {
-                panic!("it is PostgreSQL")
-            };
-            let (_, lock) = gateway(&temporary.database, "a");
-            let error_text = SessionLock::take(uri, "a", HOLDER)
-                .err()
-                .expect("the name is taken")
-                .to_string();
-            assert!(
-                error_text.contains("the name a") && error_text.contains("at http://gateway.test"),
-                "{error_text}"
+            let began = Instant::now();
+            let (a, joined) = start(&temporary.database, "a");
+            joined.expect("a new name");
+            assert!(began.elapsed() < WATCH_TIME, "a new name is not watched");
+            thread::scope(|scope| {
+                let second = scope.spawn(|| start(&temporary.database, "a").1);
+                while !second.is_finished() {
+                    thread::sleep(Duration::from_secs(1));
+                    beat(&a);
+                }
+                let problem = second.join().expect("no panic").expect_err("a serves");
+                assert_eq!(problem.kind, ProblemKind::Fenced);
+                assert!(
+                    problem
+                        .text
+                        .contains("the name a in it, at http://gateway.test")
+                        && problem.text.contains("such as a-2"),
+                    "{problem}"
+                );
+            });
+            start(&temporary.database, "b").1.expect("another name");
+            // After a clean stop, even while another start watches it.
+            thread::scope(|scope| {
+                let next = scope.spawn(|| start(&temporary.database, "a").1);
+                thread::sleep(Duration::from_secs(1));
+                let leave = |session: &Session| a.ledger.leave(session);
+                a.database.change(leave).expect("a clean stop");
+                next.join().expect("no panic").expect("it is free");
+            });
+            let fenced = a.database.change(|session| a.ledger.beat(session));
+            assert_eq!(
+                fenced.expect_err("another start has the name").kind,
+                ProblemKind::Fenced
             );
-            gateway(&temporary.database, "b");
-            drop(lock);
-            SessionLock::take(uri, "a", HOLDER)
-                .unwrap_or_else(|error| panic!("it was released: {error}"));
+            assert_eq!(
+                temporary
+                    .store
+                    .value::<i64>("SELECT epoch FROM gateways WHERE name = 'a'"),
+                2
+            );
         }
 
+        /// However old the heartbeat is, and whatever the clocks say.
         #[test]
-        fn a_lost_connection_loses_neither_the_name_nor_the_epoch() {
+        fn a_name_whose_process_was_killed_is_taken_after_a_while() {
             let temporary = Temporary::postgres();
-            let (b, mut lock) = gateway(&temporary.database, "b");
-            let database = temporary
-                .store
-                .value::<String>("SELECT CAST(current_database() AS TEXT)");
-            PostgresServer::shared().psql(&format!(
-                "SELECT pg_terminate_backend(pid, 10000) FROM pg_locks JOIN pg_stat_activity USING (pid)
-                 WHERE locktype = 'advisory' AND datname = '{database}'"
-            ));
-            while b.ledger.keep_presence(&mut lock).is_err() {}
-            let held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'
-                AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
-            assert_eq!(b.value::<i64>(held), 1, "b has its lock again");
-            b.tamper("UPDATE gateways SET epoch = 2 WHERE name = 'b'");
-            assert!(matches!(
-                b.ledger.keep_presence(&mut lock),
-                Err(DatabaseError::Fenced)
-            ));
+            start(&temporary.database, "a").1.expect("a new name");
+            // A start a moment later meets the other one's name in its last look.
+            for (last_seen, apart) in [("0", 0), ("9999999999", 100)] {
+                temporary.store.tamper(&format!(
+                    "UPDATE gateways SET last_seen = {last_seen} WHERE name = 'a'"
+                ));
+                let began = Instant::now();
+                let starts = thread::scope(|scope| {
+                    let start = |pause: u64| {
+                        thread::sleep(Duration::from_millis(pause));
+                        start(&temporary.database, "a").1.is_ok()
+                    };
+                    let both = [0, apart].map(|pause| scope.spawn(move || start(pause)));
+                    both.map(|one| one.join().expect("no panic"))
+                });
+                assert_ne!(starts[0], starts[1], "one of them has it");
+                assert!(began.elapsed() >= WATCH_TIME);
+                assert!(began.elapsed() < 2 * WATCH_TIME);
+            }
         }
     }
 }

@@ -1,60 +1,24 @@
 //! The ledger's rows for people: the newest first, in pages, or the oldest first, for an export.
 
+use std::time::{Duration, Instant};
+
 use super::append::Ledger;
-use super::row::{COLUMNS, LedgerRow, read_row};
-use crate::database::{Result, SqlValue};
+use super::days::Filter;
+use super::row::{COLUMNS, LedgerRow};
+use crate::database::{Result, Value, to_value};
 use crate::id::RequestId;
 use crate::when::Range;
 
 #[derive(Clone, Debug)]
 pub struct RowFilter {
     pub range: Range,
-    pub key_id: Option<String>,
-    pub gateway: Option<String>,
+    pub requests: Filter,
     pub matching: Matching,
     pub cause: Option<String>,
     /// The shortest and the longest duration in milliseconds; a row without a duration is not
     /// wanted then.
     pub least_ms: Option<u32>,
     pub most_ms: Option<u32>,
-}
-
-impl RowFilter {
-    /// The rows to search for a gateway or a duration, which no index has: those that one index
-    /// finds. `None` if neither is wanted.
-    fn indexed(&self) -> Option<Self> {
-        let is_searched = self.gateway.is_some()
-            || self.cause.is_some()
-            || self.least_ms.is_some()
-            || self.most_ms.is_some();
-        let (key_id, matching) = match self.selects_errors() {
-            false => (self.key_id.clone(), Matching::Anything),
-            true => (None, Matching::Failure),
-        };
-        is_searched.then(|| Self {
-            key_id,
-            gateway: None,
-            matching,
-            cause: None,
-            least_ms: None,
-            most_ms: None,
-            ..self.clone()
-        })
-    }
-
-    /// Returns whether only rows with an error are wanted: they have an index. A cause without one
-    /// belongs to no row.
-    fn selects_errors(&self) -> bool {
-        self.cause.is_some() || matches!(self.matching, Matching::Failure | Matching::Code(_))
-    }
-
-    pub fn searched_rows(&self) -> i64 {
-        if self.key_id.is_none() && !self.selects_errors() {
-            SEARCHED_ROWS
-        } else {
-            SEARCHED_SCATTERED_ROWS
-        }
-    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,13 +43,12 @@ impl Matching {
 /// The most completions whose durations are read.
 const MOST_DURATIONS: usize = 500;
 
-/// The number of rows that are searched at once for a gateway or a duration, if they lie side by
-/// side in the order of time.
-pub const SEARCHED_ROWS: i64 = 2_000;
+/// The number of ids that are searched at a time. With ten million rows, 2,000 of one key took 200
+/// ms from the disk.
+const WINDOW: usize = 2_000;
 
-/// The number for rows of one key or with an error, each of which is on another page of the file.
-/// With ten million rows, 2,000 of them took 200 ms from the disk.
-const SEARCHED_SCATTERED_ROWS: i64 = 500;
+/// The time that a search for rare rows takes before it says how far it came.
+const SEARCH_TIME: Duration = Duration::from_secs(2);
 
 /// Some rows, and from where on there are more.
 #[derive(Debug)]
@@ -93,38 +56,30 @@ pub struct Listing {
     pub rows: Vec<LedgerRow>,
     /// The last id of these, or of those that were searched, if there are more after it.
     pub next: Option<String>,
-    /// The last id that was searched for a gateway or a duration, if these rows are all that was
-    /// found and the search can go on.
+    /// The last id that was searched, if the time was over before the page was full.
     pub searched_to: Option<String>,
 }
 
 impl Ledger {
     /// The newest rows before an id, or of all.
     pub fn newest(&self, filter: &RowFilter, before: Option<&str>, most: usize) -> Result<Listing> {
-        let from = RequestId::from(filter.range.since);
-        let to = RequestId::from(filter.range.until);
-        let to = before.filter(|&before| before < to.as_str()).unwrap_or(&to);
-        self.list(filter, &from, to, "DESC", most)
+        let [from, mut to] = ends(filter.range);
+        if let Some(before) = before {
+            to = to.min(before.to_owned());
+        }
+        self.list(filter, [from, to], "DESC", most, SEARCH_TIME)
     }
 
     /// The next rows after an id, oldest first.
     pub fn oldest(&self, filter: &RowFilter, after: Option<&str>, most: usize) -> Result<Listing> {
-        let from = RequestId::from(filter.range.since);
-        // No id is its own beginning with more after it: this leaves out `after` alone.
-        let from = after.map_or(from, |after| format!("{after} "));
-        self.list(
-            filter,
-            &from,
-            &RequestId::from(filter.range.until),
-            "ASC",
-            most,
-        )
+        let [from, to] = ends(filter.range);
+        let from = after.map_or(from, following);
+        self.list(filter, [from, to], "ASC", most, SEARCH_TIME)
     }
 
     /// The milliseconds that the newest completions took, in ascending order, whatever outcome is
     /// wanted. If many requests have failed, only the newest of all are searched.
     pub fn newest_durations(&self, filter: &RowFilter) -> Result<Vec<f64>> {
-        // With a bound for the duration, the search is limited.
         let completions = RowFilter {
             matching: Matching::Success,
             cause: None,
@@ -132,99 +87,141 @@ impl Ledger {
             most_ms: None,
             ..filter.clone()
         };
-        let listing = self.newest(&completions, None, MOST_DURATIONS)?;
-        let mut durations: Vec<f64> = listing
-            .rows
-            .iter()
-            .filter_map(|row| row.duration_ms)
-            .collect();
+        let between = ends(filter.range);
+        let newest = self.list(
+            &completions,
+            between,
+            "DESC",
+            MOST_DURATIONS,
+            Duration::ZERO,
+        )?;
+        let durations = newest.rows.iter().filter_map(|row| row.duration_ms);
+        let mut durations: Vec<f64> = durations.collect();
         durations.sort_by(f64::total_cmp);
         Ok(durations)
     }
 
-    /// Rows between two ids.
+    /// Rows between two ids: searches a window of ids after the other until there are enough, or
+    /// the time is over.
     fn list(
         &self,
         filter: &RowFilter,
-        from: &str,
-        to: &str,
+        [mut from, mut to]: [String; 2],
         order: &str,
         most: usize,
+        time: Duration,
     ) -> Result<Listing> {
-        // One more than asked for shows whether there are more.
-        let limit = most as i64 + 1;
+        let began = Instant::now();
+        let mut found = Listing {
+            rows: Vec::new(),
+            next: None,
+            searched_to: None,
+        };
         self.database.read(|session| {
-            let (mut from, mut to) = (from.to_owned(), to.to_owned());
-            let mut searched_to = None;
-            if let Some(indexed) = filter.indexed() {
-                // The last row to be searched.
-                let (ids, mut parameters) = ids(&indexed, order, [&from, &to], 1);
-                parameters.push(SqlValue::from(filter.searched_rows() - 1));
-                let statement = format!("{ids} OFFSET ${}", parameters.len());
-                searched_to = session.first(&statement, &parameters, |mut row| row.column::<String>())?;
-                match &searched_to {
-                    Some(last) if order == "DESC" => from = last.clone(),
-                    Some(last) => to = format!("{last} "),
-                    None => {}
+            loop {
+                let (ids, between) = ids(filter, order, [&from, &to]);
+                let mut parameters = between.clone();
+                let conditions = conditions(filter, &mut parameters);
+                // One more than asked for shows whether there are more.
+                let missing = most + 1 - found.rows.len();
+                let statement = format!(
+                    "SELECT {COLUMNS} FROM usage WHERE request_id IN ({ids}) {conditions}
+                     ORDER BY request_id {order} LIMIT {missing}"
+                );
+                let rows = session.rows(&statement, &parameters, LedgerRow::read)?;
+                found.rows.extend(rows);
+                if found.rows.len() > most {
+                    found.rows.truncate(most);
+                    found.next = found.rows.last().map(|row| row.request_id.clone());
+                    return Ok(found);
+                }
+                let last = format!(
+                    "SELECT request_id FROM ({ids}) AS ids ORDER BY 1 {order} LIMIT 1 OFFSET {}",
+                    WINDOW - 1
+                );
+                let last: Option<String> =
+                    session.first(&last, &between, |mut row| row.column())?;
+                if last.is_some() && began.elapsed() >= time {
+                    (found.next, found.searched_to) = (last.clone(), last);
+                    return Ok(found);
+                }
+                match (last, order) {
+                    (None, _) => return Ok(found),
+                    (Some(last), "DESC") => to = last,
+                    (Some(last), _) => from = following(&last),
                 }
             }
-            let (ids, parameters) = ids(filter, order, [&from, &to], limit);
-            let statement = format!(
-                "SELECT {COLUMNS} FROM usage WHERE request_id IN ({ids}) ORDER BY request_id {order}"
-            );
-            let mut rows = session.rows(&statement, &parameters, read_row)?;
-            let is_more = rows.len() > most;
-            rows.truncate(most);
-            let last = rows.last().filter(|_| is_more).map(|row: &LedgerRow| row.request_id.clone());
-            let searched_to = searched_to.filter(|_| !is_more);
-            Ok(Listing { rows, next: last.or(searched_to.clone()), searched_to })
         })
     }
 }
 
-/// A statement for the ids of some rows, at most so many, between two ids; and its parameters.
-pub fn ids(
-    filter: &RowFilter,
-    order: &str,
-    between: [&str; 2],
-    most: i64,
-) -> (String, Vec<SqlValue>) {
-    let mut parameters = between.map(SqlValue::from).to_vec();
-    let mut key_id = "key_id =";
-    let mut conditions = String::new();
-    if filter.selects_errors() {
-        // The index of failures has their keys too. No index serves this expression, so that one is
-        // used.
-        key_id = "key_id || '' =";
-        conditions += "AND error_code IS NOT NULL";
-    }
-    if filter.matching == Matching::Success {
-        conditions += " AND status = 200";
-    }
-    let code = match &filter.matching {
-        Matching::Code(code) => Some(code),
-        _ => None,
+/// The first id of a range, and that after its last.
+fn ends(range: Range) -> [String; 2] {
+    [range.since, range.until].map(RequestId::from)
+}
+
+/// No id is its own beginning with more after it: this leaves out the id alone.
+fn following(id: &str) -> String {
+    format!("{id} ")
+}
+
+/// A statement for the next ids between two that may be those of wanted rows, and its parameters:
+/// failures and the rows of a key have an index, in which they are in order.
+pub fn ids(filter: &RowFilter, order: &str, between: [&str; 2]) -> (String, Vec<Value>) {
+    let mut parameters = between.map(|id| to_value(&id)).to_vec();
+    let select = |condition: &str| {
+        format!(
+            "SELECT request_id FROM usage WHERE request_id >= $1 AND request_id < $2 {condition}
+             ORDER BY request_id {order} LIMIT {WINDOW}"
+        )
     };
-    for (comparison, value) in [
-        ("cause =", filter.cause.as_ref().into()),
-        ("error_code =", code.into()),
-        (key_id, filter.key_id.as_ref().into()),
-        ("gateway =", filter.gateway.as_ref().into()),
-        ("duration_ms >=", filter.least_ms.map(f64::from).into()),
-        ("duration_ms <=", filter.most_ms.map(f64::from).into()),
+    // A cause without an error belongs to no row.
+    let is_failure =
+        filter.cause.is_some() || matches!(filter.matching, Matching::Failure | Matching::Code(_));
+    let statement = match &filter.requests.keys {
+        _ if is_failure => select("AND error_code IS NOT NULL"),
+        None => select(""),
+        Some(keys) if keys.is_empty() => select("AND 1 = 0"),
+        Some(keys) => {
+            parameters.extend(keys.iter().map(to_value));
+            let of_key = |number: usize| select(&format!("AND key_id = ${}", number + 3));
+            if let [_] = keys[..] {
+                return (of_key(0), parameters);
+            }
+            let parts = (0..keys.len()).map(|number| {
+                format!("SELECT request_id FROM ({}) AS key{number}", of_key(number))
+            });
+            let parts: Vec<String> = parts.collect();
+            format!(
+                "{} ORDER BY request_id {order} LIMIT {WINDOW}",
+                parts.join(" UNION ALL ")
+            )
+        }
+    };
+    (statement, parameters)
+}
+
+/// The conditions for a row, whose values are added to the parameters. A failure is one by its id.
+fn conditions(filter: &RowFilter, parameters: &mut Vec<Value>) -> String {
+    let (status, code) = match &filter.matching {
+        Matching::Anything | Matching::Failure => (None, None),
+        Matching::Success => (Some(200_i64), None),
+        Matching::Code(code) => (None, Some(code)),
+    };
+    let mut conditions = String::new();
+    for (condition, value) in [
+        ("status =", to_value(&status)),
+        ("error_code =", to_value(&code)),
+        ("cause =", to_value(&filter.cause)),
+        ("duration_ms >=", to_value(&filter.least_ms.map(f64::from))),
+        ("duration_ms <=", to_value(&filter.most_ms.map(f64::from))),
     ] {
-        if value != SqlValue::Null {
+        if value != Value::Null {
             parameters.push(value);
-            conditions += &format!(" AND {comparison} ${}", parameters.len());
+            conditions += &format!("AND {condition} ${} ", parameters.len());
         }
     }
-    parameters.push(most.into());
-    let statement = format!(
-        "SELECT request_id FROM usage WHERE request_id >= $1 AND request_id < $2 {conditions}
-         ORDER BY request_id {order} LIMIT ${}",
-        parameters.len()
-    );
-    (statement, parameters)
+    conditions + &filter.requests.conditions(parameters)
 }
 
 #[cfg(test)]
@@ -240,8 +237,7 @@ mod tests {
                 since: 100,
                 until: 200,
             },
-            key_id: key_id.map(String::from),
-            gateway: None,
+            requests: key_id.map_or(Filter::ALL, Filter::of_key),
             matching,
             cause: None,
             least_ms: None,
@@ -287,7 +283,7 @@ mod tests {
             error_code: Some("invalid_request".into()),
             ..refused
         };
-        store.ledger.append(refused).expect("a refused one");
+        store.ledger.append(refused, None).expect("a refused one");
         let count = |matching, key| all(store, &filter(matching, key), 10).0.len();
         assert_eq!(count(Matching::Anything, None), 101);
         assert_eq!(count(Matching::Anything, Some("key_2")), 50);
@@ -321,14 +317,17 @@ mod tests {
                 duration_ms: Some(number as f64),
                 ..row("x", "key_1", number)
             };
-            store.ledger.append(slow).expect("a row");
+            store.ledger.append(slow, None).expect("a row");
         }
         store
             .ledger
-            .append(LedgerRow {
-                duration_ms: None,
-                ..row("none", "key_1", 151)
-            })
+            .append(
+                LedgerRow {
+                    duration_ms: None,
+                    ..row("none", "key_1", 151)
+                },
+                None,
+            )
             .expect("a row");
         let count = |least_ms, most_ms| {
             let filter = RowFilter {
@@ -345,58 +344,59 @@ mod tests {
         assert_eq!(count(Some(200), None), 0);
     }
 
+    /// Two windows of rows of one second, of which the oldest and the newest are slow.
+    fn two_windows() -> Temporary {
+        let temporary = Temporary::sqlite();
+        let rows = 2 * WINDOW;
+        temporary.store.tamper(&format!(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {rows})
+             INSERT INTO usage (request_id, key_id, key_name, created, status, duration_ms, day)
+             SELECT printf('chatcmpl_%012x%020x', 150000, i), 'key_' || (1 + i % 2), 'x', 150, 200,
+             CASE WHEN i IN (1, {rows}) THEN 9000 ELSE 1 END, '1970-01-01' FROM n"
+        ));
+        temporary
+    }
+
     #[test]
     fn a_search_ends_and_goes_on_from_there() {
-        let temporary = Temporary::sqlite();
+        let temporary = two_windows();
         let store = &temporary.store;
-        // Two searches long. The slow rows are the oldest and the newest.
-        let rows = 2 * SEARCHED_ROWS;
-        store.tamper(&format!(
-            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {rows})
-             INSERT INTO usage (request_id, key_id, key_name, created, status, duration_ms)
-             SELECT printf('chatcmpl_%012x%020x', 150000, i), 'key_1', 'x', 150, 200,
-             CASE WHEN i IN (1, {rows}) THEN 9000 ELSE 1 END FROM n"
-        ));
         let slow = RowFilter {
             least_ms: Some(5000),
             ..filter(Matching::Success, None)
         };
-        let first = store.ledger.newest(&slow, None, 10).expect("a page");
+        let [from, to] = [100, 200].map(RequestId::from);
+        let page = |to: &str, most| {
+            let between = [from.clone(), to.to_owned()];
+            let page = store
+                .ledger
+                .list(&slow, between, "DESC", most, Duration::ZERO);
+            page.expect("a page")
+        };
+        let first = page(&to, 10);
         assert_eq!((first.rows.len(), first.searched_to.is_some()), (1, true));
         assert_eq!(
             first.next, first.searched_to,
             "the next page goes on from the end of the search"
         );
-        let second = store
-            .ledger
-            .newest(&slow, first.next.as_deref(), 10)
-            .expect("a page");
+        let second = page(&first.next.expect("there is more"), 10);
         assert_eq!(second.rows.len(), 1);
-        let full = store.ledger.newest(&slow, None, 0).expect("a page");
+        let full = page(&to, 0);
         assert!(
-            full.searched_to.is_none() && full.rows.is_empty(),
+            full.searched_to.is_none() && full.rows.is_empty() && full.next.is_none(),
             "a full page does not end the search"
         );
-        let of_a_key = RowFilter {
-            key_id: Some("key_1".into()),
-            ..slow.clone()
-        };
-        let last = format!(
-            "chatcmpl_{:012x}{:020x}",
-            150_000,
-            rows - SEARCHED_SCATTERED_ROWS + 1
-        );
-        let first = store.ledger.newest(&of_a_key, None, 10).expect("a page");
+        let all = store.ledger.newest(&slow, None, 10).expect("a page");
         assert_eq!(
-            first.searched_to,
-            Some(last),
-            "fewer of one key, whose rows are far apart"
+            (all.rows.len(), all.next),
+            (2, None),
+            "all windows, while there is time"
         );
         let (mut found, mut after) = (0, None);
         loop {
             let piece = store
                 .ledger
-                .oldest(&slow, after.as_deref(), 10)
+                .oldest(&slow, after.as_deref(), 1)
                 .expect("a piece");
             found += piece.rows.len();
             after = piece.next;
@@ -405,6 +405,47 @@ mod tests {
             }
         }
         assert_eq!(found, 2, "an export has both");
+    }
+
+    #[test]
+    fn the_rows_of_several_keys_are_in_the_order_of_time() {
+        let temporary = two_windows();
+        let count = |keys: &[&str], most| {
+            let filter = RowFilter {
+                requests: Filter {
+                    keys: Some(keys.iter().map(ToString::to_string).collect()),
+                    gateway: None,
+                },
+                ..filter(Matching::Anything, None)
+            };
+            let (ids, pages) = all(&temporary.store, &filter, most);
+            assert!(ids.is_sorted_by(|a, b| a > b), "{keys:?}");
+            (ids.len(), pages)
+        };
+        assert_eq!(count(&["key_1", "key_2"], 900), (2 * WINDOW, 5));
+        assert_eq!(count(&["key_2", "key_3"], 900), (WINDOW, 3));
+        assert_eq!(count(&["key_3"], 900), (0, 1));
+        assert_eq!(count(&[], 900), (0, 1));
+    }
+
+    /// The ledger may have ten million rows.
+    #[test]
+    fn ids_are_found_in_the_order_of_an_index() {
+        let temporary = Temporary::sqlite();
+        for (matching, key, index) in [
+            (Matching::Anything, None, "PRIMARY KEY"),
+            (Matching::Success, None, "PRIMARY KEY"),
+            (Matching::Anything, Some("key_1"), "usage_by_key"),
+            (Matching::Failure, None, "usage_failed"),
+            (Matching::Failure, Some("key_1"), "usage_failed"),
+        ] {
+            let (statement, _) = ids(&filter(matching, key), "DESC", [""; 2]);
+            let plan = temporary.store.plan(&statement);
+            let is_good = plan.contains(index)
+                && !plan.contains("TEMP B-TREE")
+                && !plan.contains("MULTI-INDEX");
+            assert!(is_good, "{statement}: {plan}");
+        }
     }
 
     #[test]
@@ -419,7 +460,7 @@ mod tests {
             };
             store
                 .ledger
-                .append(with_outcome(row, status, None))
+                .append(with_outcome(row, status, None), None)
                 .expect("a row");
         }
         let durations = |filter: &RowFilter| {

@@ -1,5 +1,4 @@
-//! Usage reports: whole days and hours of a range from the rollup, and the rest of it from its
-//! rows.
+//! Usage reports: whole days of a range from the sums, and the rest of it from its rows.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -8,13 +7,10 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::append::Ledger;
-use super::division::divide;
-use super::grouping::{Group, Grouping};
-use super::rollup::{Span, columns, sums_of_rows};
-use super::sums::{Filter, RollupRow, Sums};
-use crate::database::{DatabaseError, Result, Row, Session, SqlValue, values};
+use super::days::{Filter, Source, Span, SpanSums, Sums};
+use crate::database::{Problem, ProblemKind, Result, Row, Session, values};
 use crate::id::RequestId;
-use crate::when::Range;
+use crate::when::{Date, HOUR, Range, Zone};
 
 /// One group: what names it, and its figures.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -24,6 +20,83 @@ pub struct UsageRow {
     #[serde(flatten)]
     pub sums: Sums,
 }
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grouping {
+    Hour,
+    Day,
+    Month,
+    Key,
+    Status,
+    Gateway,
+}
+
+impl Grouping {
+    pub const ALL: [(&str, Self); 6] = [
+        ("hour", Self::Hour),
+        ("day", Self::Day),
+        ("month", Self::Month),
+        ("key", Self::Key),
+        ("status", Self::Status),
+        ("gateway", Self::Gateway),
+    ];
+
+    /// The members that name a group.
+    pub fn labels(self) -> &'static [&'static str] {
+        match self {
+            Self::Hour => &["hour"],
+            Self::Day => &["day"],
+            Self::Month => &["month"],
+            Self::Key => &["key_id", "name"],
+            Self::Status => &["status", "error_code"],
+            Self::Gateway => &["gateway"],
+        }
+    }
+
+    /// Returns false for more than two groupings, for the same one twice, and for two of time: a
+    /// day has its month.
+    pub fn fit_together(list: &[Self]) -> bool {
+        let is_time = |by: Self| matches!(by, Self::Hour | Self::Day | Self::Month);
+        match *list {
+            [] | [_] => true,
+            [one, other] => one != other && !(is_time(one) && is_time(other)),
+            _ => false,
+        }
+    }
+
+    fn group(self, row: &SpanSums, zone: &Zone) -> Group {
+        match self {
+            // With its offset, because a day may have an hour twice.
+            Self::Hour => (Some(row.start), zone.format_offset(row.start, "%FT%H:%M")),
+            Self::Day => (None, Some(row.day.clone())),
+            Self::Month => (None, row.day.get(..7).map(String::from)),
+            Self::Key => (None, Some(row.key_id.clone())),
+            Self::Status => (row.status, row.error_code.clone()),
+            Self::Gateway => (None, Some(row.gateway.clone())),
+        }
+    }
+
+    /// The members that name a group, with their values. A key also has its present name: it may
+    /// have changed within the range.
+    fn named(
+        self,
+        (number, text): Group,
+        key_names: &HashMap<String, String>,
+    ) -> impl Iterator<Item = (String, Value)> {
+        let values: [Value; 2] = match self {
+            Self::Status => [number.into(), text.into()],
+            _ => {
+                let name = text.as_ref().and_then(|id| key_names.get(id).cloned());
+                [text.into(), name.into()]
+            }
+        };
+        self.labels().iter().map(ToString::to_string).zip(values)
+    }
+}
+
+/// The status of a group or the start of its hour, and the text that names it. Groups are in their
+/// order.
+type Group = (Option<i64>, Option<String>);
 
 impl Ledger {
     /// The sums of a range by one or more groupings, or in one row. Groups are in the order of the
@@ -41,9 +114,11 @@ impl Ledger {
         } else {
             Span::Day
         };
-        self.figures(span, range, filter, |row| {
-            let group = by.iter().map(|by| by.group(&row)).collect();
-            groups.entry(group).or_default().add(&row.sums);
+        self.database.report(|session| {
+            self.read_figures(session, span, range, &filter, |row| {
+                let group = by.iter().map(|by| by.group(&row, &self.zone)).collect();
+                groups.entry(group).or_default().add(&row.sums);
+            })
         })?;
         // The requests of a key within the groups before it.
         let mut requests = HashMap::<Vec<Group>, i64>::new();
@@ -92,87 +167,156 @@ impl Ledger {
                     + 1;
             }
             if since == i64::MIN {
-                let first = "SELECT min(start) FROM usage_rollup WHERE span = 86400";
-                let first: Option<i64> = session.value(first, &[])?;
+                let first: Option<String> =
+                    session.value("SELECT min(day) FROM usage_days", &[])?;
+                let first = first.map(|day| parse_day(&day)).transpose()?;
                 since = first
-                    .unwrap_or(Span::Day.start(now))
-                    .min(Span::Day.start(until - 1));
+                    .map_or(now, |first| self.zone.start(first))
+                    .min(until - 1);
+                since = self.zone.day(since).since;
             }
             Ok(Range { since, until })
         })
     }
 
-    /// Fails if retention has removed the rows of an hour that a range cuts.
-    pub fn check_rows_of(&self, range: Range) -> Result<()> {
-        self.database
-            .read(|session| divide(session, range, Span::Day).map(drop))
-    }
-
-    /// Extends a range to full hours if it cuts hours whose rows retention has removed.
-    pub fn widened_to_kept_hours(&self, range: Range) -> Result<Range> {
-        match self.check_rows_of(range) {
-            Err(DatabaseError::RowsRemoved(hour)) => {
-                let hour = hour..hour + Span::Hour.seconds();
-                let mut wider = range;
-                if hour.contains(&range.since) {
-                    wider.since = hour.start;
+    /// Extends a range to whole days if it cuts days whose rows retention has removed.
+    pub fn with_whole_days(&self, range: Range) -> Result<Range> {
+        let mut extended = range;
+        self.database.read(|session| {
+            for part in self.parts(range) {
+                let Source::Rows(cut) = part else { continue };
+                if first_day_without_rows(session, cut, &self.zone)?.is_some() {
+                    let [first, last] = [cut.since, cut.until - 1].map(|time| self.zone.day(time));
+                    extended.since = extended.since.min(first.since);
+                    extended.until = extended.until.max(last.until);
                 }
-                if hour.contains(&range.until) {
-                    wider.until = hour.end;
-                }
-                self.widened_to_kept_hours(wider)
             }
-            checked => checked.map(|()| range),
-        }
+            Ok(extended)
+        })
     }
 
-    /// Calls `take` with the sums of a range, by span and in the order of time. If the range begins
-    /// and ends with a span, all are read from the rollup. Fails if retention has removed the rows
-    /// of an hour that the range cuts.
+    /// Calls `take` with the sums of a range, by span and in the order of time. Fails if retention
+    /// has removed rows that are needed: those of days that the range cuts or, by hour and minute,
+    /// of all of its days.
     pub fn figures(
         &self,
         span: Span,
         range: Range,
         filter: Filter,
-        mut take: impl FnMut(RollupRow),
+        take: impl FnMut(SpanSums),
     ) -> Result<()> {
-        self.database.read(|session| {
-            for (source, part) in divide(session, range, span)? {
-                let bound = |time: i64| match source {
-                    Some(_) => SqlValue::from(time),
-                    None => RequestId::from(time).into(),
-                };
-                let parameters = values![
-                    bound(part.since),
-                    bound(part.until),
-                    filter.key_id,
-                    filter.gateway
-                ];
-                session.query(&select(source, span), &parameters, &mut |row| {
-                    RollupRow::read(row, span).map(&mut take)
-                })?;
+        self.database
+            .read(|session| self.read_figures(session, span, range, &filter, take))
+    }
+
+    fn read_figures(
+        &self,
+        session: &Session,
+        span: Span,
+        range: Range,
+        filter: &Filter,
+        mut take: impl FnMut(SpanSums),
+    ) -> Result<()> {
+        let parts = match span {
+            Span::Day => self.parts(range),
+            Span::Hour | Span::Minute => vec![Source::Rows(range)],
+        };
+        for part in &parts {
+            if let Source::Rows(range) = part
+                && let Some(day) = first_day_without_rows(session, *range, &self.zone)?
+            {
+                return Err(Problem::new(
+                    ProblemKind::RowsRemoved,
+                    format!(
+                        "the rows of {day} were removed (usage.retention_days), and only the sums of the whole day are kept: \
+                         begin and end with whole days, and do without hours"
+                    ),
+                ));
             }
-            Ok(())
-        })
+        }
+        // The day of the last figures, and its start.
+        let mut day = (String::new(), 0);
+        for part in parts {
+            part.read(session, span, filter, |mut row| {
+                if row.day != day.0 {
+                    day = (row.day.clone(), self.zone.start(parse_day(&row.day)?));
+                }
+                row.start = match span {
+                    Span::Minute => row.start,
+                    Span::Hour => row.start - row.start.saturating_sub(day.1).rem_euclid(HOUR),
+                    Span::Day => day.1,
+                };
+                take(row);
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Divides a range into whole days and the parts of days before and after them.
+    fn parts(&self, range: Range) -> Vec<Source> {
+        let Range { since, until } = range;
+        if since >= until {
+            return Vec::new();
+        }
+        let day = |time| self.zone.day(time);
+        // An open bound cuts no day.
+        let is_whole = |time| [i64::MIN, i64::MAX, day(time).since].contains(&time);
+        let begin = match is_whole(since) {
+            true => since,
+            false => day(since).until,
+        };
+        let end = match is_whole(until) {
+            true => until,
+            false => day(until).since,
+        };
+        if begin > end {
+            return vec![Source::Rows(range)];
+        }
+        let mut parts = Vec::new();
+        if since < begin {
+            let until = begin;
+            parts.push(Source::Rows(Range { since, until }));
+        }
+        if begin < end {
+            let dates = [begin, end].map(|time| self.zone.date(time).to_string());
+            parts.push(Source::Days(dates));
+        }
+        if end < until {
+            let since = end;
+            parts.push(Source::Rows(Range { since, until }));
+        }
+        parts
     }
 }
 
-/// A query for sums, from the spans of the rollup or, without a source, from the rows.
-pub fn select(source: Option<Span>, span: Span) -> String {
-    let wanted =
-        "(CAST($3 AS TEXT) IS NULL OR key_id = $3) AND (CAST($4 AS TEXT) IS NULL OR gateway = $4)";
-    match source {
-        Some(source) => format!(
-            "SELECT {} FROM usage_rollup
-             WHERE span = {} AND start >= $1 AND start < $2 AND {wanted} ORDER BY start",
-            columns(),
-            source.seconds()
-        ),
-        None => {
-            let condition = format!("request_id >= $1 AND request_id < $2 AND {wanted}");
-            sums_of_rows(span.seconds(), &condition) + " ORDER BY 2"
-        }
+fn parse_day(day: &str) -> Result<Date> {
+    day.parse()
+        .map_err(|_| Problem::damaged(format!("{day} is not a day")))
+}
+
+/// The first day of a range, cut or whole, that has fewer rows than its sums count.
+fn first_day_without_rows(session: &Session, range: Range, zone: &Zone) -> Result<Option<String>> {
+    let removed = "SELECT 1 FROM gateways WHERE anchor_seq > 0 LIMIT 1";
+    if session.first(removed, &[], |_| Ok(()))?.is_none() {
+        return Ok(None);
     }
+    let [first, last] = [range.since, range.until.saturating_sub(1)];
+    let days = values![
+        zone.date(first).to_string(),
+        zone.date(last).to_string(),
+        RequestId::from(zone.day(first).since),
+        RequestId::from(zone.day(last).until),
+    ];
+    session.first(
+        "SELECT sums.day FROM
+             (SELECT day, sum(requests) AS requests FROM usage_days WHERE day >= $1 AND day <= $2 GROUP BY day) AS sums
+             LEFT JOIN (SELECT day, count(*) AS requests FROM usage WHERE request_id >= $3 AND request_id < $4 GROUP BY day)
+                 AS kept ON kept.day = sums.day
+         WHERE sums.requests > coalesce(kept.requests, 0) ORDER BY sums.day LIMIT 1",
+        &days,
+        |mut row| row.column(),
+    )
 }
 
 #[cfg(test)]
@@ -183,8 +327,7 @@ mod tests {
     use crate::store::Store;
     use crate::store::tests::Temporary;
     use crate::when::DAY;
-
-    const HOUR: i64 = 3600;
+    use crate::when::tests::zone;
 
     fn groups(store: &Store, range: Range, by: Grouping) -> Vec<(String, i64)> {
         let label = |row: &UsageRow| {
@@ -202,11 +345,11 @@ mod tests {
             .collect()
     }
 
-    /// The hour that a range may not cut.
-    fn removed_hour<T>(result: Result<T>) -> std::result::Result<T, i64> {
-        result.map_err(|error| match error {
-            DatabaseError::RowsRemoved(hour) => hour,
-            error => panic!("{error}"),
+    /// The day that has no rows any more.
+    fn removed_day<T>(result: Result<T>) -> std::result::Result<T, String> {
+        result.map_err(|problem| {
+            assert_eq!(problem.kind, ProblemKind::RowsRemoved, "{problem}");
+            problem.text[12..22].to_owned()
         })
     }
 
@@ -223,7 +366,7 @@ mod tests {
             error_code,
             ..row("f", "key_1", 40 * DAY + 5)
         };
-        store.ledger.append(abandoned).expect("a row");
+        store.ledger.append(abandoned, None).expect("a row");
         temporary
     }
 
@@ -259,10 +402,7 @@ mod tests {
         let temporary = filled();
         for since in [i64::MIN, 5] {
             let sums = |key_id| {
-                let filter = Filter {
-                    key_id: Some(key_id),
-                    ..Filter::ALL
-                };
+                let filter = Filter::of_key(key_id);
                 temporary
                     .store
                     .ledger
@@ -303,7 +443,8 @@ mod tests {
             );
         }
         let code = |code: &str| Matching::Code(code.into());
-        for (span, from, to, key_id, matching, expected) in [
+        let (all, second): (&[&str], &[&str]) = (&["key_1", "key_2"], &["key_2"]);
+        for (span, from, to, keys, matching, expected) in [
             (Span::Minute, -3600, 60, None, Matching::Anything, 73),
             (Span::Minute, -3599, 30, None, Matching::Success, 65),
             (Span::Hour, -7200, 3600, None, Matching::Anything, 100),
@@ -311,18 +452,12 @@ mod tests {
                 Span::Hour,
                 -3600,
                 3600,
-                Some("key_2"),
+                Some(second),
                 Matching::Anything,
                 36,
             ),
-            (
-                Span::Hour,
-                -3549,
-                -99,
-                Some("key_2"),
-                Matching::Anything,
-                34,
-            ),
+            (Span::Hour, -3549, -99, Some(second), Matching::Anything, 34),
+            (Span::Hour, -3600, 3600, Some(all), Matching::Anything, 73),
             (Span::Day, -DAY, DAY, None, Matching::Success, 90),
             (Span::Day, -DAY, DAY, None, Matching::Failure, 10),
             (Span::Day, -3000, 1, None, Matching::Failure, 6),
@@ -331,155 +466,294 @@ mod tests {
                 Span::Day,
                 -DAY,
                 DAY,
-                Some("key_2"),
+                Some(second),
                 code("inference_error"),
                 10,
             ),
+            (Span::Day, -DAY, DAY, Some(all), Matching::Anything, 100),
+            (Span::Day, -DAY, DAY, Some(&[]), Matching::Anything, 0),
             (Span::Day, -DAY, DAY, None, code("interrupted"), 0),
         ] {
             let (mut requests, mut starts) = (0, Vec::new());
-            let take = |row: RollupRow| {
+            let take = |row: SpanSums| {
                 if matching.includes(row.status, row.error_code.as_deref()) {
                     requests += row.sums.requests;
                 }
                 starts.push(row.start);
             };
-            let (range, filter) = (
-                Range {
-                    since: now + from,
-                    until: now + to,
-                },
-                Filter {
-                    key_id,
-                    ..Filter::ALL
-                },
-            );
-            store
-                .ledger
-                .figures(span, range, filter, take)
-                .expect("the figures");
-            assert_eq!(
-                requests, expected,
-                "{span:?} {range:?} {key_id:?} {matching:?}"
-            );
-            assert!(starts.is_sorted() && starts.iter().all(|start| span.start(*start) == *start));
+            let range = Range {
+                since: now + from,
+                until: now + to,
+            };
+            let ids = keys.map(|keys: &[&str]| keys.iter().map(ToString::to_string).collect());
+            let filter = Filter {
+                keys: ids,
+                ..Filter::ALL
+            };
+            let figures = store.ledger.figures(span, range, filter, take);
+            figures.expect("the figures");
+            let context = format!("{span:?} {range:?} {keys:?} {matching:?}");
+            assert_eq!(requests, expected, "{context}");
+            let seconds = match span {
+                Span::Minute => 60,
+                Span::Hour => HOUR,
+                Span::Day => DAY,
+            };
+            assert!(starts.is_sorted(), "{context}");
+            assert!(starts.iter().all(|start| start % seconds == 0), "{context}");
         }
-    }
-
-    #[test]
-    fn hours_are_kept_for_good() {
-        let temporary = Temporary::new();
-        let store = &temporary.store;
-        for hour in 0..48 {
-            write(store, "x", "key_1", 500 * DAY + hour * HOUR, 200, Some(1));
-            write(
-                store,
-                "y",
-                "key_2",
-                500 * DAY + hour * HOUR + 1800,
-                200,
-                Some(1),
-            );
-        }
-        let hours = |since| {
-            let rows = store.ledger.grouped(
-                Range {
-                    since,
-                    until: i64::MAX,
-                },
-                Filter::ALL,
-                &[Grouping::Hour],
-            );
-            removed_hour(rows.map(|rows| {
-                (
-                    rows.len(),
-                    rows.iter().map(|row| row.sums.requests).sum::<i64>(),
-                )
-            }))
-        };
-        assert_eq!(hours(i64::MIN), Ok((48, 96)));
-        assert_eq!(
-            hours(500 * DAY + 1800),
-            Ok((48, 95)),
-            "half of the first hour, from its rows"
-        );
-        while store
-            .ledger
-            .remove_before(i64::MAX, i64::MAX, 1000)
-            .expect("a step")
-            > 0
-        {}
-        assert_eq!(hours(i64::MIN), Ok((48, 96)), "from the rollup");
-        assert_eq!(
-            hours(500 * DAY + 1800),
-            Err(500 * DAY),
-            "an hour that can't be divided"
-        );
     }
 
     /// A bound with a time of day was rounded to its day if retention had removed the rows, and
     /// nothing said so.
     #[test]
-    fn a_range_is_exact_or_names_the_hour_that_can_not_be_divided() {
+    fn a_range_is_exact_or_names_the_day_that_can_not_be_divided() {
         let temporary = Temporary::new();
         let store = &temporary.store;
         for half_hour in 0..4 * 48 {
+            let created = 500 * DAY + half_hour * HOUR / 2 + 1;
+            write(store, "x", "key_1", created, 200, Some(1));
+        }
+        let at = |day: i64, hour: i64| day * DAY + hour * HOUR;
+        let range = |since, until| Range { since, until };
+        let counted = |since, until| {
+            let sums = store.ledger.sums(range(since, until), Filter::ALL);
+            removed_day(sums.map(|sums| sums.requests))
+        };
+        let hours = |since, until| {
+            let by = [Grouping::Hour];
+            let hours = store.ledger.grouped(range(since, until), Filter::ALL, &by);
+            removed_day(hours.map(|rows| rows.len()))
+        };
+        let whole_days = |since, until| {
+            let range = store.ledger.with_whole_days(range(since, until));
+            let Range { since, until } = range.expect("a range");
+            [since, until].map(|time| time as f64 / DAY as f64)
+        };
+        let (end, cut) = (at(503, 12), at(500, 13) + 900);
+        for (since, until, expected) in [
+            (at(500, 13), at(502, 7), 84),
+            (cut, at(500, 15) - 900, 3),
+            (at(501, 0), at(501, 1), 2),
+            (at(499, 13) + 7, at(500, 1), 2),
+            (i64::MIN, at(502, 7), 110),
+        ] {
+            assert_eq!(counted(since, until), Ok(expected));
+        }
+        assert_eq!(
+            (hours(i64::MIN, i64::MAX), hours(cut, end)),
+            (Ok(96), Ok(71))
+        );
+        assert_eq!(whole_days(at(500, 6), at(500, 18)), [500.25, 500.75]);
+        while store
+            .ledger
+            .remove_before(end, at(505, 0), 1000)
+            .expect("a step")
+            > 0
+        {}
+        fn of<T>(day: &str) -> std::result::Result<T, String> {
+            Err(day.to_owned())
+        }
+        let (first, last) = ("1971-05-16", "1971-05-19");
+        assert_eq!(counted(cut, at(502, 0)), of(first));
+        assert_eq!(counted(at(500, 0), at(500, 13)), of(first));
+        assert_eq!(
+            counted(at(500, 0), at(503, 13)),
+            of(last),
+            "a part of its rows is left"
+        );
+        assert_eq!(counted(at(503, 13), at(503, 15)), of(last));
+        assert_eq!(counted(at(500, 0), at(504, 0)), Ok(192), "whole days");
+        assert_eq!(counted(i64::MIN, i64::MAX), Ok(192));
+        assert_eq!(
+            counted(at(499, 13), at(503, 0)),
+            Ok(144),
+            "a day without requests"
+        );
+        assert_eq!(hours(i64::MIN, i64::MAX), of(first));
+        assert_eq!(hours(at(503, 0), at(504, 0)), of(last));
+        assert_eq!(hours(at(504, 0), at(505, 0)), Ok(0));
+        assert_eq!(whole_days(at(500, 6), at(500, 18)), [500.0, 501.0]);
+        assert_eq!(whole_days(at(500, 6), at(505, 18)), [500.0, 505.75]);
+        assert_eq!(whole_days(at(499, 6), at(503, 18)), [499.25, 504.0]);
+        write(store, "y", "key_1", at(504, 3), 200, Some(1));
+        assert_eq!(hours(at(504, 0), at(505, 0)), Ok(1));
+        assert_eq!(counted(at(504, 0), at(504, 4)), Ok(1));
+    }
+
+    /// Days of 23, 23.5, 24, 24.5 and 25 hours, and one without midnight.
+    #[test]
+    fn days_and_hours_of_a_place_are_those_of_its_rows() {
+        for (name, first, last, hours) in [
+            ("UTC", "2026-03-28", "2026-03-30", &[24, 24, 24][..]),
+            ("Europe/Zagreb", "2026-03-28", "2026-03-30", &[24, 23, 24]),
+            ("Europe/Zagreb", "2026-10-24", "2026-10-26", &[24, 25, 24]),
+            (
+                "America/Los_Angeles",
+                "2026-03-07",
+                "2026-03-09",
+                &[24, 23, 24],
+            ),
+            (
+                "America/Los_Angeles",
+                "2026-10-31",
+                "2026-11-02",
+                &[24, 25, 24],
+            ),
+            ("Asia/Kolkata", "2026-02-28", "2026-03-01", &[24, 24]),
+            (
+                "Australia/Lord_Howe",
+                "2026-04-04",
+                "2026-04-06",
+                &[24, 25, 24],
+            ),
+            (
+                "Australia/Lord_Howe",
+                "2026-10-03",
+                "2026-10-05",
+                &[24, 24, 24],
+            ),
+            ("America/Havana", "2026-03-07", "2026-03-09", &[24, 23, 24]),
+            ("America/Havana", "2026-10-31", "2026-11-02", &[24, 25, 24]),
+        ] {
+            check_days(name, first, last, hours);
+        }
+    }
+
+    #[track_caller]
+    fn check_days(name: &str, first: &str, last: &str, hours: &[usize]) {
+        let mut temporary = Temporary::new();
+        let zone = zone(name);
+        temporary.set_zone(zone.clone());
+        let store = &temporary.store;
+        let dates = [first, last].map(|date| date.parse::<Date>().expect("a date"));
+        let [since, until] =
+            [dates[0], dates[1].tomorrow().expect("a day")].map(|date| zone.start(date));
+        // A row every five minutes, and two around each bound of a quarter of an hour.
+        let mut rows = Vec::new();
+        for time in (since - 7200..until + 7200).step_by(300) {
+            rows.push(time + 7);
+            if time % 900 == 0 {
+                rows.extend([time - 1, time]);
+            }
+        }
+        let key = |created: i64| ["key_1", "key_2"][usize::from(created % 2 == 0)];
+        for (number, &created) in rows.iter().enumerate() {
             write(
                 store,
-                "x",
-                "key_1",
-                500 * DAY + half_hour * HOUR / 2 + 1,
+                &number.to_string(),
+                key(created),
+                created,
                 200,
                 Some(1),
             );
         }
-        let at = |day: i64, hour: i64| day * DAY + hour * HOUR;
-        let counted = |since, until| {
-            let range = Range { since, until };
-            let checked = removed_hour(store.ledger.check_rows_of(range)).err();
-            let counted = removed_hour(
-                store
-                    .ledger
-                    .sums(range, Filter::ALL)
-                    .map(|sums| sums.requests),
-            );
-            assert_eq!(counted.err(), checked, "{range:?}");
-            counted
+        let count = |since: i64, until: i64| {
+            store.value::<i64>(&format!(
+                "SELECT count(*) FROM usage WHERE created >= {since} AND created < {until}"
+            ))
         };
-        let ranges = [
-            (at(500, 13), at(502, 7), 84),
-            (at(500, 13), at(500, 15), 4),
-            (at(500, 13), at(501, 0), 22),
-            (at(501, 0), at(501, 1), 2),
-            (at(499, 13) + 7, at(500, 1), 2),
-            (i64::MIN, at(502, 7), 110),
-        ];
-        let all_exact = || {
-            ranges
-                .iter()
-                .all(|(since, until, expected)| counted(*since, *until) == Ok(*expected))
+        let edges: Vec<i64> = (since - 7200..=until + 7200)
+            .step_by(11_700)
+            .chain([i64::MIN, since, until, since + 1, until - 1, i64::MAX])
+            .collect();
+        for &since in &edges {
+            for &until in &edges {
+                let range = Range { since, until };
+                let sums = store.ledger.sums(range, Filter::ALL).expect("the figures");
+                assert_eq!(sums.requests, count(since, until), "{name} {range:?}");
+            }
+        }
+        let whole = Range { since, until };
+        let mut day = Range {
+            since,
+            until: since,
         };
-        assert!(all_exact(), "from the rows");
+        for (date, requests) in groups(store, whole, Grouping::Day) {
+            day = zone.day(day.until);
+            assert_eq!(date, zone.date(day.since).to_string());
+            assert_eq!(requests, count(day.since, day.until), "{name} {date}");
+        }
+        assert_eq!(day.until, until, "{name}: every day has its group");
+        let (mut starts, mut labels) = (Vec::new(), Vec::new());
+        let mut by_hour = BTreeMap::<i64, i64>::new();
+        let take = |row: SpanSums| *by_hour.entry(row.start).or_default() += row.sums.requests;
+        let figures = store.ledger.figures(Span::Hour, whole, Filter::ALL, take);
+        figures.expect("the figures");
+        for (start, requests) in by_hour {
+            let end = (start + HOUR).min(zone.day(start).until);
+            assert_eq!(requests, count(start, end), "{name} {start}");
+            starts.push(zone.date(start));
+        }
+        for (label, _) in groups(store, whole, Grouping::Hour) {
+            labels.push(label);
+        }
+        let per_day = starts
+            .chunk_by(|one, other| one == other)
+            .map(<[Date]>::len);
+        assert_eq!(per_day.collect::<Vec<_>>(), hours, "{name}");
+        let number = labels.len();
+        labels.dedup();
         assert_eq!(
-            counted(at(500, 13) + 900, at(500, 15) - 900),
-            Ok(3),
-            "parts of hours, from the rows"
+            (labels.len(), number),
+            (starts.len(), starts.len()),
+            "{labels:?}"
         );
-        while store
-            .ledger
-            .remove_before(at(503, 12), at(505, 0), 1000)
-            .expect("a step")
-            > 0
-        {}
-        assert!(all_exact(), "from the hours");
-        assert_eq!(counted(at(500, 13) + 900, at(500, 15)), Err(at(500, 13)));
-        assert_eq!(counted(at(500, 13), at(500, 15) - 900), Err(at(500, 14)));
+    }
+
+    #[test]
+    fn an_hour_that_a_day_has_twice_is_two_groups() {
+        let mut temporary = Temporary::new();
+        temporary.set_zone(zone("Europe/Zagreb"));
+        let store = &temporary.store;
+        // 2026-10-25 00:30 and 01:30, UTC.
+        for created in [1_792_888_200, 1_792_891_800] {
+            write(store, "x", "key_1", created, 200, Some(1));
+        }
         assert_eq!(
-            counted(at(503, 13) + 900, at(503, 15)),
-            Ok(3),
-            "an hour that has its rows"
+            groups(store, Range::ALL, Grouping::Hour),
+            [
+                ("2026-10-25T02:00+02:00".into(), 1),
+                ("2026-10-25T02:00+01:00".into(), 1)
+            ]
         );
-        assert_eq!(counted(at(500, 0), at(503, 0)), Ok(144), "whole days");
+        assert_eq!(
+            groups(store, Range::ALL, Grouping::Day),
+            [("2026-10-25".into(), 2)]
+        );
+    }
+
+    /// Reports and look-ups read few days among many.
+    #[test]
+    fn sums_and_rows_are_found_by_an_index() {
+        let temporary = Temporary::sqlite();
+        let days = || Source::Days(["a", "b"].map(String::from));
+        for (part, filter, index) in [
+            (
+                days(),
+                Filter::ALL,
+                "INDEX usage_days_by_day (day>? AND day<?)",
+            ),
+            (
+                days(),
+                Filter::of_key("x"),
+                "PRIMARY KEY (key_id=? AND day>? AND day<?)",
+            ),
+            (
+                Source::Rows(Range::ALL),
+                Filter::ALL,
+                "PRIMARY KEY (request_id>? AND request_id<?)",
+            ),
+            (
+                Source::Rows(Range::ALL),
+                Filter::of_key("x"),
+                "INDEX usage_by_key (key_id=? AND request_id>? AND request_id<?)",
+            ),
+        ] {
+            let (statement, _) = part.select(Span::Day, &filter);
+            let plan = temporary.store.plan(&statement);
+            assert!(plan.contains(index), "{statement}: {plan}");
+        }
     }
 
     #[test]
@@ -637,7 +911,7 @@ mod tests {
             temporary
                 .store
                 .ledger
-                .append(with_outcome(renamed, 400, None))
+                .append(with_outcome(renamed, 400, None), None)
                 .expect("a row");
         }
         temporary

@@ -1,10 +1,10 @@
-//! Retention: old rows are removed in steps; their sums stay in the rollup.
+//! Retention: old rows are removed in steps; their sums stay.
 
 use super::append::Ledger;
-use super::chain::ChainLink;
+use super::row::ChainLink;
 use crate::database::{Result, Session, values};
 use crate::id::RequestId;
-use crate::when::DAY;
+use crate::when::{When, Zone};
 
 /// What retention has to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,47 +22,61 @@ pub enum RetentionState {
 impl Ledger {
     /// Returns what retention has to do at a time, if rows are kept for so many days.
     pub fn retention(&self, days: u32, now: i64) -> Result<RetentionState> {
-        let today = now.div_euclid(DAY) * DAY;
-        let before = today - i64::from(days) * DAY;
+        let today = self.zone.day(now).since;
+        // One day is today.
+        let begin = When::Days(i64::from(days) + 1).begin(now, &self.zone);
+        let before = begin.unwrap_or(i64::MIN);
         let find = "SELECT 1 FROM usage WHERE request_id >= $1 AND request_id < $2 LIMIT 1";
-        let has_rows = |from: i64, to: i64| -> Result<bool> {
-            let ids = values![RequestId::from(from), RequestId::from(to)];
-            Ok(self.database.look_up(find, &ids, |_| Ok(()))?.is_some())
-        };
-        Ok(match has_rows(i64::MIN, before)? {
-            false => RetentionState::Idle,
-            true if has_rows(before, today)? => RetentionState::Due { before },
-            true => RetentionState::Held { before },
+        self.database.read(|session| {
+            let has_rows = |from: i64, to: i64| -> Result<bool> {
+                let ids = values![RequestId::from(from), RequestId::from(to)];
+                Ok(session.first(find, &ids, |_| Ok(()))?.is_some())
+            };
+            Ok(match has_rows(i64::MIN, before)? {
+                false => RetentionState::Idle,
+                true if has_rows(before, today)? => RetentionState::Due { before },
+                true => RetentionState::Held { before },
+            })
         })
     }
 
     /// Removes rows created before a time, the oldest of a chain first and at most `most`, and
     /// returns how many. The chain then begins after them, so the rest still verifies. Takes the
-    /// chains in turn: 0 says that none has such rows.
-    pub fn remove_before(&self, time: i64, now: i64, most: i64) -> Result<usize> {
-        let names = |session: &Session| {
-            session.rows("SELECT name FROM gateways ORDER BY name", &[], |mut row| {
-                row.column::<String>()
-            })
-        };
-        for name in self.database.read(names)? {
-            // Locked first: its gateway moves the chain's end in the same row all the time.
-            let lock = self.lock_gateway();
-            let removed = self.database.transaction(|session| {
-                session.execute(&lock, &values![&name])?;
-                let removed = remove(session, &name, time, now, most)?;
-                if removed > 0 && self.database.sqlite().is_some() {
+    /// chains in turn: 0 says that none has such rows, or that their gateways are writing.
+    pub(super) fn remove_batch(
+        &self,
+        session: &Session,
+        before: i64,
+        now: i64,
+        most: i64,
+    ) -> Result<usize> {
+        let names = "SELECT name FROM gateways ORDER BY name";
+        let lock = self.database.row_lock("FOR UPDATE SKIP LOCKED");
+        let find = format!("SELECT name FROM gateways WHERE name = $1 {lock}");
+        for name in session.rows(names, &[], |mut row| row.column::<String>())? {
+            if session.first(&find, &values![&name], |_| Ok(()))?.is_none() {
+                continue;
+            }
+            let removed = remove(session, &name, before, now, most)?;
+            if removed > 0 {
+                if self.database.sqlite().is_some() {
                     // Gives free pages back to the file system.
                     session.query("PRAGMA incremental_vacuum(1000)", &[], &mut |_| Ok(()))?;
                 }
-                Ok(removed)
-            })?;
-            if removed > 0 {
                 return Ok(removed);
             }
         }
         Ok(0)
     }
+}
+
+/// Explains why retention removes nothing.
+pub fn retention_held(before: i64, zone: &Zone) -> String {
+    format!(
+        "retention removes nothing: the ledger has rows from before {}, but none between then and today. Either the service was \
+         off for that long, or the clock is wrong; if it is wrong, set it. Retention continues on the day after the next request",
+        zone.format_local(before)
+    )
 }
 
 fn remove(session: &Session, gateway: &str, time: i64, now: i64, most: i64) -> Result<usize> {
@@ -95,11 +109,21 @@ fn remove(session: &Session, gateway: &str, time: i64, now: i64, most: i64) -> R
 mod tests {
     use std::thread;
 
+    use super::*;
     use crate::ledger::append::tests::write;
     use crate::ledger::{Filter, Grouping, RetentionState};
     use crate::store::Store;
     use crate::store::tests::Temporary;
+    use crate::when::tests::zone;
     use crate::when::{DAY, Range};
+
+    impl Ledger {
+        /// Removes a batch as the writer does.
+        pub fn remove_before(&self, time: i64, now: i64, most: i64) -> Result<usize> {
+            let remove = |session: &Session| self.remove_batch(session, time, now, most);
+            self.database.change(remove)
+        }
+    }
 
     #[test]
     fn old_rows_go_and_what_they_add_up_to_stays() {
@@ -155,11 +179,6 @@ mod tests {
                 .requests
         };
         assert_eq!(
-            part(2 * DAY + 3600, 4 * DAY - 3600),
-            19,
-            "days without their rows have their hours"
-        );
-        assert_eq!(
             part(5 * DAY + 9, 6 * DAY + DAY / 2),
             14,
             "days with their rows do not"
@@ -183,7 +202,7 @@ mod tests {
         let mut temporary = Temporary::new();
         let mut other = temporary.open_again();
         for (store, name) in [(&mut temporary.store, "a"), (&mut other, "b")] {
-            store.ledger.join(name, "").expect("a start");
+            store.join(name, "").expect("a start");
             (1..=6).for_each(|number| write(store, name, "key_1", number, 200, Some(1)));
         }
         for (removed, left) in [(3, 9), (3, 6), (0, 6)] {
@@ -203,9 +222,9 @@ mod tests {
         const ROWS: i64 = 150;
         let mut temporary = Temporary::new();
         let mut other = temporary.open_again();
-        temporary.store.ledger.join("a", "").expect("a start");
+        temporary.store.join("a", "").expect("a start");
         if other.database.sqlite().is_none() {
-            other.ledger.join("b", "").expect("a start");
+            other.join("b", "").expect("a start");
         }
         let (one, other) = (&temporary.store, &other);
         let write_rows = |store: &Store, name: &str| {
@@ -323,6 +342,28 @@ mod tests {
             state(401),
             RetentionState::Due { before: 398 * DAY },
             "it continues on the next day"
+        );
+    }
+
+    /// California's day begins at eight in the morning by UTC: its rows of the last evening are of
+    /// the day before.
+    #[test]
+    fn days_are_those_of_the_place() {
+        let mut temporary = Temporary::new();
+        temporary.set_zone(zone("America/Los_Angeles"));
+        let store = &temporary.store;
+        let hour = |day: i64, hour: i64| day * DAY + hour * 3600;
+        write(store, "a", "key_1", hour(10, 7), 200, None);
+        write(store, "b", "key_1", hour(10, 8), 200, None);
+        let state = |now| store.ledger.retention(3, now).expect("a look");
+        assert_eq!(state(hour(13, 7)), RetentionState::Idle);
+        let before = hour(10, 8);
+        assert_eq!(state(hour(13, 8)), RetentionState::Due { before });
+        assert_eq!(
+            state(hour(14, 8)),
+            RetentionState::Held {
+                before: hour(11, 8)
+            }
         );
     }
 

@@ -1,10 +1,16 @@
-//! A row of the ledger.
+//! A row of the ledger, and its place in the chain.
+//!
+//! Each row has a hash over its content and its predecessor's hash, so a row that was changed,
+//! removed or inserted breaks the chain at its place. Anyone who may write the database could
+//! compute a new chain. A head that an operator has noted elsewhere, as `usage verify` prints it, is
+//! not part of such a chain.
 
 use serde::Serialize;
+use sha2::{Digest, Sha256};
 
-use crate::database::{Result, Row, SqlValue, values};
+use crate::database::{Result, Row, Value, values};
 use crate::text::{cells, csv_line};
-use crate::when;
+use crate::when::Zone;
 
 /// Token figures as the runtime measured them; `None` if it did not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -52,104 +58,115 @@ pub struct LedgerRow {
     pub gateway: String,
     /// The reason why it was refused or failed, as one word.
     pub cause: Option<String>,
+    /// The calendar date of `created`, in the database's time zone.
+    pub day: String,
 }
 
 impl LedgerRow {
     /// The first line of a CSV file of rows.
     pub fn csv_heading() -> String {
-        csv_line_with_time(columns().map(String::from).collect(), "created_utc".into())
+        let times = ["created_utc", "created_local"].map(String::from);
+        csv_line_with_times(columns().map(String::from).collect(), times)
     }
 
-    pub fn csv_line(&self) -> String {
-        csv_line_with_time(
-            cells(self, columns()),
-            when::iso(self.created).unwrap_or_default(),
-        )
+    pub fn csv_line(&self, zone: &Zone) -> String {
+        let times = [&Zone::utc(), zone].map(|zone| zone.iso(self.created).unwrap_or_default());
+        csv_line_with_times(cells(self, columns()), times)
     }
 }
 
 fn columns() -> impl Iterator<Item = &'static str> {
-    COLUMNS.split(',').map(str::trim)
+    let all = COLUMNS.split(", ");
+    all.filter(|column| *column != "hash")
 }
 
-/// A line of the CSV: the columns of the ledger and, beside the Unix time, a time that a
-/// spreadsheet understands.
-fn csv_line_with_time(mut cells: Vec<String>, time: String) -> String {
+/// A line of the CSV: the columns of the ledger and, beside the Unix time, times that a
+/// spreadsheet understands, of UTC and of the database's zone.
+fn csv_line_with_times(mut cells: Vec<String>, times: [String; 2]) -> String {
     let created = columns()
         .position(|name| name == "created")
         .expect("a row has its time");
-    cells.insert(created + 1, time);
+    cells.splice(created + 1..created + 1, times);
     csv_line(&cells)
 }
 
+/// Columns in the order in which they are stored, read and hashed. One that is a field of a field
+/// names that one too. The hash is the last column.
 macro_rules! columns {
-    () => {
-        "request_id, key_id, key_name, created, status, error_code, prompt_tokens,
-         completion_tokens, total_tokens, duration_ms, queue_ms, runtime_ms, grounded,
-         search_reason, search_results, search_ms, seq, gateway, cause"
+    ($($column:ident $(@ $within:ident)?),+) => {
+        pub(super) const COLUMNS: &str = concat!($(stringify!($column), ", ",)+ "hash");
+
+        impl LedgerRow {
+            /// The values of all columns but the hash.
+            fn values(&self) -> Vec<Value> {
+                values![$(self$(.$within)?.$column),+].into()
+            }
+
+            /// Reads [`COLUMNS`]; the hash is left.
+            pub(super) fn read(mut row: Row) -> Result<Self> {
+                let mut found = Self::default();
+                $(found$(.$within)?.$column = row.column()?;)+
+                Ok(found)
+            }
+        }
     };
 }
-pub const COLUMNS: &str = columns!();
 
-/// Inserts a row: [`COLUMNS`] and its hash.
-pub(super) const INSERT: &str = concat!(
-    "INSERT INTO usage (",
-    columns!(),
-    ", hash) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20)"
+columns!(
+    request_id, key_id, key_name, created, status, error_code, prompt_tokens @ tokens,
+    completion_tokens @ tokens, total_tokens @ tokens, duration_ms, queue_ms, runtime_ms, grounded,
+    search_reason, search_results, search_ms, seq, gateway, cause, day
 );
 
-impl LedgerRow {
-    /// The parameters of [`INSERT`], for a place in the chain.
-    pub(super) fn values(&self, seq: i64, hash: [u8; 32]) -> Vec<SqlValue> {
-        values![
-            &self.request_id,
-            &self.key_id,
-            &self.key_name,
-            self.created,
-            self.status,
-            self.error_code.as_deref(),
-            self.tokens.prompt_tokens,
-            self.tokens.completion_tokens,
-            self.tokens.total_tokens,
-            self.duration_ms,
-            self.queue_ms,
-            self.runtime_ms,
-            self.grounded,
-            self.search_reason.as_deref(),
-            self.search_results,
-            self.search_ms,
-            seq,
-            &self.gateway,
-            self.cause.as_deref(),
-            hash,
-        ]
-        .into()
-    }
+/// A place in a chain.
+#[derive(Clone, Copy)]
+pub(super) struct ChainLink {
+    pub seq: i64,
+    pub hash: [u8; 32],
 }
 
-/// Reads [`COLUMNS`].
-pub(super) fn read_row(mut row: Row) -> Result<LedgerRow> {
-    Ok(LedgerRow {
-        request_id: row.column()?,
-        key_id: row.column()?,
-        key_name: row.column()?,
-        created: row.column()?,
-        status: row.column()?,
-        error_code: row.column()?,
-        tokens: Tokens {
-            prompt_tokens: row.column()?,
-            completion_tokens: row.column()?,
-            total_tokens: row.column()?,
-        },
-        duration_ms: row.column()?,
-        queue_ms: row.column()?,
-        runtime_ms: row.column()?,
-        grounded: row.column()?,
-        search_reason: row.column()?,
-        search_results: row.column()?,
-        search_ms: row.column()?,
-        seq: row.column()?,
-        gateway: row.column()?,
-        cause: row.column()?,
-    })
+impl ChainLink {
+    pub fn read(mut row: Row) -> Result<Self> {
+        Ok(Self {
+            seq: row.column()?,
+            hash: row.column()?,
+        })
+    }
+
+    /// Gives a row the place that follows. Returns the values of [`COLUMNS`] and that place.
+    pub fn append(&self, row: &LedgerRow) -> (Vec<Value>, Self) {
+        let seq = self.seq + 1;
+        let placed = LedgerRow {
+            seq: Some(seq),
+            ..row.clone()
+        };
+        let mut values = placed.values();
+        let link = self.following(&values);
+        values.push(Value::Blob(link.hash.into()));
+        (values, link)
+    }
+
+    /// The place that follows, for a row with these values. Each has its length, so that no two
+    /// rows have the same bytes.
+    pub fn following(&self, values: &[Value]) -> Self {
+        let mut hasher = Sha256::new_with_prefix(self.hash);
+        let mut add = |bytes: Option<&[u8]>| {
+            let length = bytes.map_or(u64::MAX, |bytes| bytes.len() as u64);
+            hasher.update(length.to_le_bytes());
+            hasher.update(bytes.unwrap_or_default());
+        };
+        for value in values {
+            match value {
+                Value::Null => add(None),
+                Value::Integer(number) => add(Some(&number.to_le_bytes())),
+                Value::Real(number) => add(Some(&number.to_le_bytes())),
+                Value::Text(text) => add(Some(text.as_bytes())),
+                Value::Blob(bytes) => add(Some(bytes)),
+            }
+        }
+        Self {
+            seq: self.seq + 1,
+            hash: hasher.finalize().into(),
+        }
+    }
 }

@@ -1,20 +1,29 @@
--- The database, version 10, as a new one is made. schema.rs brings one of version 9 to the same form.
+-- The database, version 11, as a new one is made.
 -- An engine fills in {INT}, {REAL}, {TEXT} and {BLOB}, {ZERO_HASH}, {STRICT} and {CLUSTERED} (stored in the order of its primary key).
 -- Times are Unix seconds, durations milliseconds with fractions, token figures what the runtime measured.
 
 CREATE TABLE keys (
     id          {TEXT} NOT NULL PRIMARY KEY,  -- key_ and 16 hexadecimal digits
-    digest      {BLOB} NOT NULL UNIQUE,       -- SHA-256 of the secret; the secret itself is stored nowhere
     name        {TEXT} NOT NULL,              -- 1 to 64 printable characters, for people
     permissions {TEXT} NOT NULL,              -- comma separated: completions, metrics
     created     {INT}  NOT NULL,
     expires     {INT},                        -- refused from this second on; null: never
     revoked     {INT},                        -- since when; null: active
-    hint        {TEXT},                       -- the first and last digits of the secret; null: made by an earlier version
     concurrent  {INT},                        -- how many of its requests a gateway processes at once; null: any number
     budget      {INT},                        -- total_tokens per period; null: none
     budget_per  {TEXT}                        -- day or month; null: no budget
 ) {STRICT};
+
+-- The secrets of the keys: the present one of each, and those that it has replaced.
+CREATE TABLE key_secrets (
+    digest  {BLOB} NOT NULL PRIMARY KEY, -- SHA-256 of the secret; the secret itself is stored nowhere
+    key_id  {TEXT} NOT NULL,             -- keys.id
+    hint    {TEXT} NOT NULL,             -- the first and last digits of the secret
+    created {INT}  NOT NULL,
+    ends    {INT}                        -- refused from this second on; null: the present one
+) {CLUSTERED};
+
+CREATE INDEX key_secrets_by_key ON key_secrets (key_id);
 
 -- One row for every request that a valid key made, whatever its outcome. It is inserted once, with its outcome and its
 -- place in the chain, in the transaction that adds it to the sums. No row is ever updated. The table is its own index by
@@ -40,7 +49,8 @@ CREATE TABLE usage (
     search_results    {INT},                     -- how many passages it found; null: not asked, or unavailable
     search_ms         {REAL},                    -- of duration_ms, the wait for Search
     gateway           {TEXT} NOT NULL DEFAULT '', -- gateways.name of the one that ran it
-    cause             {TEXT}                     -- why it was refused or failed: a word from a fixed list; null: none
+    cause             {TEXT},                    -- why it was refused or failed: a word from a fixed list; null: none
+    day               {TEXT} NOT NULL            -- the calendar date of created in the database's time zone: YYYY-MM-DD
 ) {CLUSTERED};
 
 -- The newest requests of one key.
@@ -52,12 +62,11 @@ CREATE UNIQUE INDEX usage_by_seq ON usage (gateway, seq);
 -- Rows with an error: few among many.
 CREATE INDEX usage_failed ON usage (request_id, key_id, error_code) WHERE error_code IS NOT NULL;
 
--- Sums of the rows by hour and by day. They stay when retention removes the rows.
-CREATE TABLE usage_rollup (
-    span              {INT}  NOT NULL, -- its length in seconds: 3600 or 86400
-    start             {INT}  NOT NULL, -- of created
+-- Sums of the rows by calendar day. They stay when retention removes the rows. The days of one key, for its budget, lie side
+-- by side.
+CREATE TABLE usage_days (
     key_id            {TEXT} NOT NULL,
-    key_name          {TEXT} NOT NULL,
+    day               {TEXT} NOT NULL, -- as in usage
     status            {INT}  NOT NULL, -- as in usage; 0 for null
     error_code        {TEXT} NOT NULL, -- as in usage; empty for null
     gateway           {TEXT} NOT NULL, -- as in usage
@@ -66,11 +75,11 @@ CREATE TABLE usage_rollup (
     completion_tokens {INT}  NOT NULL,
     total_tokens      {INT}  NOT NULL,
     unmeasured        {INT}  NOT NULL, -- completions without a total: the sums do not contain theirs
-    PRIMARY KEY (span, start, key_id, key_name, status, error_code, gateway)
+    PRIMARY KEY (key_id, day, status, error_code, gateway)
 ) {CLUSTERED};
 
--- The days of one key, for its budget.
-CREATE INDEX rollup_days ON usage_rollup (key_id, start) WHERE span = 86400;
+-- The days of all keys.
+CREATE INDEX usage_days_by_day ON usage_days (day);
 
 -- The gateways that share the database, where the chain of each begins after retention has removed rows, and where it ends.
 -- The one of a SQLite database has an empty name, and so has its chain after a move to PostgreSQL.
@@ -79,12 +88,20 @@ CREATE TABLE gateways (
     epoch       {INT}  NOT NULL, -- raised by every start: a process with an earlier one can't write rows any more
     version     {TEXT} NOT NULL, -- of the program
     address     {TEXT} NOT NULL, -- where it listens
-    last_seen   {INT}  NOT NULL, -- by the database's clock
+    last_seen   {INT},           -- by the database's clock; null: after a clean stop
     anchor_seq  {INT}  NOT NULL, -- of the newest row that was removed; 0: none was
     anchor_hash {BLOB} NOT NULL,
     head_seq    {INT}  NOT NULL, -- of the newest row of its chain; 0: there was none yet
     head_hash   {BLOB} NOT NULL
 ) {CLUSTERED};
+
+-- The place whose calendar days are counted, and whose clock people read.
+CREATE TABLE time_zone (
+    id     {INT} PRIMARY KEY CHECK (id = 1),
+    name   {TEXT} NOT NULL, -- an IANA name, or UTC
+    tzif   {BLOB},          -- its rules, a file of tzdata; null: UTC has none
+    tzdata {TEXT}           -- the version of tzdata that they are of; null: not known
+) {STRICT};
 
 -- The place that everything was moved to, once it was: `serve` refuses the database from then on.
 CREATE TABLE moved (
@@ -112,15 +129,17 @@ CREATE TABLE console_tokens (
 CREATE TABLE audit (
     id       {TEXT} NOT NULL PRIMARY KEY, -- audit_ and 32 hexadecimal digits: the first 12 are created in milliseconds
     created  {INT} NOT NULL,
-    action   {TEXT} NOT NULL, -- key_created, key_changed, key_revoked, password_set, signed_in, sign_ins_failed,
-                             -- settings_reloaded, database_restored
+    action   {TEXT} NOT NULL, -- key_created, key_changed, key_rotated, key_revoked, password_set, signed_in,
+                             -- settings_reloaded, database_restored, time_zone_set, time_zone_renewed
     via      {TEXT} NOT NULL, -- console, command or signal
     actor    {TEXT} NOT NULL, -- the address, the system user or the signal
     details  {TEXT} NOT NULL, -- what was changed; never a secret
-    times    {INT} NOT NULL, -- failed sign-ins are summed by address; 1 for all others
     key_id   {TEXT},         -- keys.id; null: not about a key
     key_name {TEXT}          -- the key's name before the change
 ) {CLUSTERED};
 
 -- The chain of a database that is a file has no name.
-INSERT INTO gateways VALUES ('', 0, '', '', 0, 0, {ZERO_HASH}, 0, {ZERO_HASH});
+INSERT INTO gateways VALUES ('', 0, '', '', NULL, 0, {ZERO_HASH}, 0, {ZERO_HASH});
+
+-- Until the setting is taken: time_zone.rs.
+INSERT INTO time_zone VALUES (1, 'UTC', NULL, NULL);

@@ -1,8 +1,8 @@
 //! Feeds systemd's watchdog from the event loop, also while no event comes.
 //!
-//! The watchdog is not fed if a restart would help: the event loop hangs, every worker is overdue,
-//! or a write to the database hangs. On a full disk or a locked database, writes fail in time; a
-//! restart would only lose running requests.
+//! The watchdog is not fed if a restart would help: the event loop hangs, or every worker is
+//! overdue, as it is if a write to the database hangs. On a full disk or a locked database, writes
+//! fail in time; a restart would only lose running requests.
 
 use std::time::{Duration, Instant};
 
@@ -12,22 +12,16 @@ pub struct Watchdog {
     next: Instant,
     /// The last logged reason why it is not fed.
     trouble: Option<&'static str>,
-    is_database_stuck: Box<dyn Fn() -> bool + Send>,
     feed: Box<dyn Fn() + Send>,
 }
 
 impl Watchdog {
     /// `interval` is the time after which systemd ends a service that does not feed it.
-    pub fn new(
-        interval: Duration,
-        is_database_stuck: impl Fn() -> bool + Send + 'static,
-        feed: impl Fn() + Send + 'static,
-    ) -> Self {
+    pub fn new(interval: Duration, feed: impl Fn() + Send + 'static) -> Self {
         Self {
             pause: interval / 2,
             next: Instant::now(),
             trouble: None,
-            is_database_stuck: Box::new(is_database_stuck),
             feed: Box::new(feed),
         }
     }
@@ -41,8 +35,6 @@ impl Watchdog {
         self.next = now + self.pause;
         let trouble = if are_workers_stuck {
             Some("every worker has been busy with one request for longer than a request may take")
-        } else if (self.is_database_stuck)() {
-            Some("a write to the ledger hangs")
         } else {
             (self.feed)();
             None
@@ -60,30 +52,18 @@ impl Watchdog {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
 
     #[test]
     fn it_is_fed_twice_an_interval_unless_a_restart_would_help() {
-        let (is_stuck, fed) = (
-            Arc::new(AtomicBool::new(false)),
-            Arc::new(AtomicU32::new(0)),
-        );
-        let (stuck, feeds) = (Arc::clone(&is_stuck), Arc::clone(&fed));
-        let mut watchdog = Watchdog::new(
-            Duration::from_secs(30),
-            move || stuck.load(Ordering::Relaxed),
-            move || _ = feeds.fetch_add(1, Ordering::Relaxed),
-        );
+        let fed = Arc::new(AtomicU32::new(0));
+        let feeds = Arc::clone(&fed);
+        let feed = move || _ = feeds.fetch_add(1, Ordering::Relaxed);
+        let mut watchdog = Watchdog::new(Duration::from_secs(30), feed);
         let mut now = watchdog.due();
-        for (are_workers_stuck, is_database_stuck, expected) in [
-            (false, false, 1),
-            (true, false, 1),
-            (false, true, 1),
-            (false, false, 2),
-        ] {
-            is_stuck.store(is_database_stuck, Ordering::Relaxed);
+        for (are_workers_stuck, expected) in [(false, 1), (true, 1), (false, 2)] {
             watchdog.run(now, are_workers_stuck);
             assert_eq!(fed.load(Ordering::Relaxed), expected);
             now += Duration::from_secs(15);

@@ -7,7 +7,6 @@
 mod line_buffer;
 mod refusal_lines;
 
-use std::cell::RefCell;
 use std::env;
 use std::io::{self, Write};
 use std::net::IpAddr;
@@ -16,9 +15,9 @@ use std::sync::{Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use rustix::fs::fstat;
-use simplelog::{Config, ConfigBuilder, FormatItem, WriteLogger, format_description};
 
 use self::line_buffer::LineBuffer;
 use self::refusal_lines::RefusalLines;
@@ -34,13 +33,8 @@ const SUMMARY_INTERVAL: Duration = Duration::from_secs(60);
 /// The longest time that the end of the process waits for the last lines to be written.
 const FLUSH_TIME: Duration = Duration::from_secs(1);
 
-const TIME: &[FormatItem<'_>] =
-    format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:3]Z");
-
-thread_local! {
-    /// The lines of one record, until they are written.
-    static LINES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
+/// UTC, whatever zone the database has.
+const TIME: &str = "%FT%T.%3fZ";
 
 /// `None` until the log is started.
 static LOG: OnceLock<&StandardError> = OnceLock::new();
@@ -108,39 +102,28 @@ impl Drop for FlushAtEnd {
     }
 }
 
-/// Formats lines with `simplelog`, and puts the priority before each one for the journal.
 struct StandardError {
-    formatter: Box<WriteLogger<Lines>>,
     is_journal: bool,
     buffer: LineBuffer,
 }
 
 impl StandardError {
     fn new(is_journal: bool) -> Self {
-        // The level is checked before a record comes here: SIGHUP could not change the formatter's
-        // own.
-        let formatter = WriteLogger::new(LevelFilter::Trace, format(is_journal), Lines);
         Self {
-            formatter,
             is_journal,
             buffer: LineBuffer::default(),
         }
     }
 
-    /// The lines of a text, as they are written.
-    fn lines(&self, level: Level, text: &str) -> Vec<u8> {
-        for line in text.lines() {
-            if self.is_journal {
-                let _ = Lines.write_all(priority(level).as_bytes());
-            }
-            self.formatter.log(
-                &Record::builder()
-                    .level(level)
-                    .args(format_args!("{line}"))
-                    .build(),
-            );
-        }
-        LINES.take()
+    /// The lines of a text, as they are written: each has its time and level. The journal has the
+    /// time and takes the level from the priority.
+    fn lines(&self, level: Level, text: &str) -> String {
+        let time = Timestamp::now().strftime(TIME);
+        let line = |line: &str| match self.is_journal {
+            true => format!("{}{line}\n", priority(level)),
+            false => format!("{time} [{level}] {line}\n"),
+        };
+        text.lines().map(line).collect()
     }
 
     /// Writes the lines of all threads, until the process ends.
@@ -152,7 +135,7 @@ impl StandardError {
             if dropped > 0 {
                 let notice =
                     format!("{dropped} log lines dropped: standard error was not read in time");
-                write(&self.lines(Level::Warn, &notice));
+                write(self.lines(Level::Warn, &notice).as_bytes());
             }
             if Instant::now() >= next_summary {
                 next_summary = Instant::now() + SUMMARY_INTERVAL;
@@ -169,11 +152,9 @@ impl Log for StandardError {
 
     fn log(&self, record: &Record) {
         if self.enabled(record.metadata()) {
-            // Formatted before the formatter takes its lock: a `Display` that panics would poison
-            // it.
             let text = record.args().to_string();
             self.buffer.push(
-                &self.lines(record.level(), &text),
+                self.lines(record.level(), &text).as_bytes(),
                 record.target() == REQUEST,
             );
         }
@@ -181,36 +162,6 @@ impl Log for StandardError {
 
     fn flush(&self) {
         self.buffer.flush(FLUSH_TIME);
-    }
-}
-
-/// The format of a line: its time and level. The journal has the time and takes the level from the
-/// priority.
-fn format(is_journal: bool) -> Config {
-    let level = if is_journal {
-        LevelFilter::Off
-    } else {
-        LevelFilter::Error
-    };
-    ConfigBuilder::new()
-        .set_time_format_custom(TIME)
-        .set_time_level(level)
-        .set_max_level(level)
-        .set_thread_level(LevelFilter::Off)
-        .set_target_level(LevelFilter::Off)
-        .set_location_level(LevelFilter::Off)
-        .build()
-}
-
-struct Lines;
-
-impl Write for Lines {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        LINES.with_borrow_mut(|lines| lines.write(bytes))
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 
@@ -243,8 +194,7 @@ mod tests {
     use super::*;
 
     fn lines(is_journal: bool, level: Level, text: &str) -> String {
-        String::from_utf8(StandardError::new(is_journal).lines(level, text))
-            .expect("a line is text")
+        StandardError::new(is_journal).lines(level, text)
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use super::exposition::MetricsText;
-use crate::keys::{Key, KeyBudget};
+use crate::keys::{Budget, Key};
 use crate::listener::{LoadEvent, Snapshot};
 use crate::runtime::RuntimeStatus;
 
@@ -138,17 +138,17 @@ pub fn write_runtimes(text: &mut MetricsText, runtimes: &[RuntimeStatus]) {
 
 /// Writes two gauges for each key, which an alert compares.
 pub fn write_budgets(text: &mut MetricsText, keys: &[Key]) {
-    let mut budgets: Vec<(&Key, KeyBudget)> = keys
+    let mut budgets: Vec<(&Key, Budget)> = keys
         .iter()
-        .filter_map(|key| Some((key, key.budget?)))
+        .filter_map(|key| Some((key, key.terms.budget?)))
         .collect();
     budgets.sort_by_key(|(_, budget)| Reverse(budget.percent()));
     budgets.truncate(MOST_BUDGETS);
-    let mut write = |name: &str, help: &str, value: fn(KeyBudget) -> i64| {
+    let mut write = |name: &str, help: &str, value: fn(Budget) -> i64| {
         let family = text.family("gauge", name, help);
         for (key, budget) in &budgets {
             let (per, name) = (
-                budget.budget.per.as_str(),
+                budget.per.as_str(),
                 key.name.replace('\\', r"\\").replace('"', r#"\""#),
             );
             family.with(
@@ -157,10 +157,9 @@ pub fn write_budgets(text: &mut MetricsText, keys: &[Key]) {
             );
         }
     };
-    let help = "The tokens that a key may use in a calendar day or month, UTC.";
-    write("adriaticum_key_budget_tokens", help, |budget| {
-        budget.budget.tokens
-    });
+    let help =
+        "The tokens that a key may use in a calendar day or month of the database's time zone.";
+    write("adriaticum_key_budget_tokens", help, |budget| budget.tokens);
     let help = "The tokens that a key has used of its budget, at all gateways.";
     write("adriaticum_key_budget_used_tokens", help, |budget| {
         budget.used
@@ -170,7 +169,7 @@ pub fn write_budgets(text: &mut MetricsText, keys: &[Key]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::keys::{Budget, BudgetPeriod};
+    use crate::keys::KeyTerms;
 
     #[test]
     fn the_budgets_with_the_largest_used_share_have_series() {
@@ -178,13 +177,13 @@ mod tests {
         let key = |number: i64| Key {
             id: format!("key_{number}"),
             name: r#"a "b\"#.into(),
-            budget: Some(KeyBudget {
-                budget: Budget {
-                    tokens: 1000,
-                    per: BudgetPeriod::Month,
-                },
-                used: 10 * number,
-            }),
+            terms: KeyTerms {
+                budget: Budget::parse("1000/month").map(|budget| Budget {
+                    used: 10 * number,
+                    ..budget
+                }),
+                ..KeyTerms::example()
+            },
             ..Key::example()
         };
         write_budgets(

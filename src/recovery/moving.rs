@@ -8,11 +8,14 @@
 //! from changing it. If the process ends between the two commits, both databases can be used:
 //! neither can know about the other's commit.
 
+use std::cell::RefCell;
+use std::time::Instant;
+
 use sha2::{Digest, Sha256};
 
 use crate::database::postgres::Postgres;
 use crate::database::{
-    Database, DatabaseError, DatabaseUri, Result, Row, Session, SqlValue, TransactionMode, values,
+    CHANGE_TIMEOUT, Database, DatabaseUri, Problem, Result, Row, Session, Value, values,
 };
 use crate::ledger::{self, SCHEMA, Verification};
 use crate::progress::Progress;
@@ -41,33 +44,39 @@ pub fn move_to(
     target: &DatabaseUri,
     progress: &Progress,
 ) -> Result<MoveResult> {
-    let mut verified = None;
-    let marked = database.run(TransactionMode::Write, |source| {
-        verified = Some(Postgres::create_with(target, &SCHEMA, |target| {
-            for table in source.rows(TABLES, &[], Table::read)? {
-                copy(source, target, &table, progress)?;
-            }
-            let (before, after) = (
-                ledger::verify(source, progress)?,
-                ledger::verify(target, progress)?,
-            );
-            if before != after {
-                return Err(DatabaseError::Other(format!(
-                    "the copy does not verify as its source does: {after:?} instead of {before:?}"
-                )));
-            }
-            // On PostgreSQL no gateway has the name of the moved chain.
-            let retire = "UPDATE gateways SET epoch = 0, version = '', address = '', last_seen = 0";
-            target.execute(retire, &[])?;
-            Ok(after)
-        })?);
-        let mark = "INSERT INTO moved (id, target) VALUES (1, $1)";
-        source.execute(mark, &values![target.to_string()]).map(drop)
+    let filled = RefCell::new(None);
+    let deadline = Instant::now() + CHANGE_TIMEOUT;
+    let marked = database.with_writer(|connection| {
+        connection.transaction(deadline, None, |source| {
+            let verified =
+                Postgres::create_with(target, &SCHEMA, |target| fill(source, target, progress))?;
+            filled.replace(Some(verified));
+            let mark = "INSERT INTO moved (id, target) VALUES (1, $1)";
+            source.execute(mark, &values![target.to_string()]).map(drop)
+        })
     });
-    match verified {
-        Some(found) => Ok(MoveResult { found, marked }),
-        None => Err(marked.err().unwrap_or(DatabaseError::NoRow)),
+    match (filled.into_inner(), marked) {
+        (Some(found), marked) => Ok(MoveResult { found, marked }),
+        (None, Err(problem)) => Err(problem),
+        (None, Ok(())) => unreachable!("it is marked after it was copied"),
     }
+}
+
+fn fill(source: &Session, target: &Session, progress: &Progress) -> Result<Verification> {
+    for table in source.rows(TABLES, &[], Table::read)? {
+        copy(source, target, &table, progress)?;
+    }
+    let [before, after] = [source, target].map(|session| ledger::verify(session, progress));
+    let (before, after) = (before?, after?);
+    if before != after {
+        return Err(Problem::other(format!(
+            "the copy does not verify as its source does: {after:?} instead of {before:?}"
+        )));
+    }
+    // On PostgreSQL no gateway has the name of the moved chain.
+    let retire = "UPDATE gateways SET epoch = 0, version = '', address = '', last_seen = NULL";
+    target.execute(retire, &[])?;
+    Ok(after)
 }
 
 fn copy(source: &Session, target: &Session, table: &Table, progress: &Progress) -> Result<()> {
@@ -75,7 +84,7 @@ fn copy(source: &Session, target: &Session, table: &Table, progress: &Progress) 
     target.execute(&format!("DELETE FROM {}", table.name), &[])?;
     let rows: i64 = source.value(&format!("SELECT count(*) FROM {}", table.name), &[])?;
     let mut copied = 0;
-    let mut batch: Vec<SqlValue> = Vec::new();
+    let mut batch: Vec<Value> = Vec::new();
     let mut written = Sha256::new();
     let [copying, comparing] =
         ["copying", "comparing"].map(|verb| format!("{verb} the table {}", table.name));
@@ -104,7 +113,7 @@ fn copy(source: &Session, target: &Session, table: &Table, progress: &Progress) 
     if written.finalize() == found.finalize() {
         Ok(())
     } else {
-        Err(DatabaseError::Other(format!(
+        Err(Problem::other(format!(
             "the copy of the table {} differs from its source",
             table.name
         )))
@@ -112,7 +121,7 @@ fn copy(source: &Session, target: &Session, table: &Table, progress: &Progress) 
 }
 
 /// Adds the values of a row to a fingerprint. No two rows have the same `Debug` text.
-fn add(fingerprint: &mut Sha256, values: &[SqlValue]) {
+fn add(fingerprint: &mut Sha256, values: &[Value]) {
     fingerprint.update(format!("{values:?}"));
 }
 

@@ -1,275 +1,242 @@
-//! Restores a backup of a SQLite database, and finds what that undoes.
+//! Restores a backup of a SQLite database, and says what that undoes.
 //!
-//! A backup knows nothing of what came after it: keys that were revoked since would work again. So
-//! revocations and the console's password are taken from the present database, and every other
-//! difference is listed.
+//! A backup knows nothing of what came after it: a key that was revoked since would work again, and
+//! so would a secret that was replaced. So revocations, secrets and the console's password are taken
+//! from the present database, and what else the audit has since is listed.
 
-use std::collections::BTreeMap;
-use std::fmt;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use crate::audit::{Actor, NewAuditRow};
-use crate::console::session::credentials::{self, PasswordHash, TokenKind, read_password};
+use crate::audit::{Actor, AuditRow, NewAuditRow, SELECT_AUDIT};
 use crate::database::sqlite::lock::FileLock;
-use crate::database::sqlite::replacement::{PresentDatabase, Replacement, ReplacementError};
-use crate::database::{
-    Access, DatabaseError, DatabaseLocation, LockError, Result, Session, Statement, values,
-};
-use crate::keys::{Key, read_key};
-use crate::ledger::{Fault, SCHEMA};
+use crate::database::sqlite::replacement::{PresentDatabase, Replacement};
+use crate::database::{Problem, ProblemKind, Result, Session};
+use crate::ledger::{self, SCHEMA};
 use crate::progress::Progress;
-use crate::store::Store;
 use crate::text::count;
-use crate::when;
+use crate::time_zone;
+use crate::when::Zone;
+
+/// A condition for the audit rows of changes that are kept.
+const KEPT: &str = "(action = 'password_set' OR action IN ('key_revoked', 'key_rotated') AND key_id IN (SELECT id FROM main.keys))";
 
 /// The result of a restore.
 pub struct Restoration {
-    /// The version that the backup had, if it was upgraded.
-    pub upgraded_from: Option<i64>,
-    pub restored: LedgerExtent,
-    pub present: Comparison,
-    /// The present password is kept: it differed from that of the backup.
-    pub keeps_password: bool,
-    /// The path of the database that was replaced; `None` if there was none.
-    pub kept: Option<PathBuf>,
-    /// The reason why a power failure may undo the restore.
-    pub unsynced: Option<io::Error>,
+    /// What was restored and what that undoes, in lines.
+    pub report: Vec<String>,
+    /// Fails if a power failure may undo the restore.
+    pub synced: Result<()>,
 }
 
-/// The number of rows of a ledger, and the time when the newest was created.
-pub struct LedgerExtent {
-    pub rows: i64,
-    pub newest: Option<i64>,
-}
-
-/// Compares the present database with the backup. An error says why a part is not known.
-pub struct Comparison {
-    pub keys: Result<KeyDifferences>,
-    pub ledger: Result<LedgerExtent>,
-    pub password: Result<Option<PasswordHash>>,
-    /// The damage that a check of the file found, also if all of this could be read.
-    pub damage: Option<DatabaseError>,
-}
-
-#[derive(Debug, Default)]
-pub struct KeyDifferences {
-    /// Only the present database has them: they stop working.
-    pub created: Vec<Key>,
-    /// They were revoked since the backup, and stay revoked.
-    pub revoked: Vec<Key>,
-    /// They were changed since: first as they are, then as they become.
-    pub changed: Vec<(Key, Key)>,
-    /// Only the backup has them: they work again unless they are revoked.
-    pub only_in_backup: Vec<Key>,
-}
-
-/// The reason why nothing was restored. The present database is as it was.
-#[derive(Debug)]
-pub enum RestoreError {
-    /// The service runs.
-    Locked(LockError),
-    /// The backup can't be used.
-    Backup(DatabaseError),
-    /// This WAL or journal lies beside the backup, which may lack what is in there.
-    Incomplete(PathBuf),
-    /// Its ledger does not verify.
-    Faulty(Fault),
-    /// The present database can't be replaced.
-    Present(DatabaseError),
-}
-
-impl From<ReplacementError> for RestoreError {
-    fn from(error: ReplacementError) -> Self {
-        match error {
-            ReplacementError::Backup(error) => Self::Backup(error),
-            ReplacementError::Incomplete(log) => Self::Incomplete(log),
-            ReplacementError::Present(error) => Self::Present(error),
-        }
-    }
-}
-
-impl fmt::Display for RestoreError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Locked(error) => error.fmt(f),
-            Self::Backup(DatabaseError::Damaged(cause)) => {
-                write!(
-                    f,
-                    "it is damaged or not a database ({cause}). Use another backup"
-                )
-            }
-            Self::Backup(DatabaseError::Missing) => {
-                f.write_str("it is an empty database. Use another backup")
-            }
-            Self::Backup(error) | Self::Present(error) => error.fmt(f),
-            Self::Incomplete(log) => write!(
-                f,
-                "{} lies beside it, so the file may not be complete, and restore reads no other file. Make a backup with \
-                 adriaticum backup FILE; or if you know that the file is complete, remove the other one",
-                log.display()
-            ),
-            Self::Faulty(fault) => {
-                write!(f, "its ledger does not verify: {fault}. Use another backup")
-            }
-        }
-    }
-}
-
-/// Replaces a SQLite database with a backup. The caller sees to it that it is SQLite.
+/// Replaces a SQLite database with a backup, which has a name for messages. If this fails, the
+/// present database is as it was, and the error begins with the file that it is about.
 pub fn restore(
     database: &Path,
-    backup: &Path,
+    backup: (&Path, &str),
     by: &Actor,
     progress: &Progress,
-) -> Result<Restoration, RestoreError> {
-    let _lock = FileLock::take(database).map_err(RestoreError::Locked)?;
-    let replacement = Replacement::prepare(database, backup, progress)?;
-    let copy = DatabaseLocation::Sqlite(replacement.copy.clone());
-    let store = Store::open_with(&copy, Access::Upgrade, progress).map_err(RestoreError::Backup)?;
-    if let Some(fault) = store
-        .ledger
-        .verify_with(progress)
-        .map_err(RestoreError::Backup)?
-        .fault
-    {
-        return Err(RestoreError::Faulty(fault));
+) -> Result<Restoration> {
+    let _lock = FileLock::take(database).map_err(|problem| problem.of(database.display()))?;
+    let name = backup.1;
+    let mut replacement = Replacement::prepare(database, backup, &SCHEMA, progress)?;
+    let found = ledger::verify(&replacement.session(), progress)?;
+    if let Some(fault) = found.fault {
+        let text = format!("{name}: its ledger does not verify: {fault}. Use another backup");
+        return Err(Problem::other(text));
     }
-    let read = |session: &Session| Ok((read_extent(session)?, read_keys(session)?));
-    let (restored, keys) = store.database.read(read).map_err(RestoreError::Backup)?;
-    // From here on it can't be changed by others.
-    let present = match PresentDatabase::lock(&replacement.database, progress) {
-        Err(
-            error @ (DatabaseError::Busy
-            | DatabaseError::ReadOnly
-            | DatabaseError::CannotOpen
-            | DatabaseError::Io(_)),
-        ) => {
-            return Err(RestoreError::Present(error));
-        }
-        present => present,
-    };
-    // Each part by itself: a damaged page spoils only one of them.
-    let comparison = Comparison {
-        keys: read_part(&present, read_keys).map(|present| compare(present, &keys)),
-        ledger: read_part(&present, read_extent),
-        password: read_part(&present, read_password),
-        damage: present
-            .as_ref()
-            .ok()
-            .and_then(|present| present.damage.clone()),
-    };
-    let keeps_password =
-        take_over(&store, &comparison, &restored, by).map_err(RestoreError::Present)?;
-    drop(store);
-    let upgraded_from = Some(replacement.version).filter(|version| *version != SCHEMA.version);
-    let (kept, unsynced) = replacement.put_in_place().map_err(RestoreError::Present)?;
-    drop(present);
-    Ok(Restoration {
-        upgraded_from,
-        restored,
-        present: comparison,
-        keeps_password,
-        kept,
-        unsynced,
-    })
-}
-
-fn read_part<T>(
-    present: &Result<PresentDatabase>,
-    read: impl FnOnce(&Session) -> Result<T>,
-) -> Result<T> {
-    present
-        .as_ref()
-        .map_err(DatabaseError::clone)
-        .and_then(|present| read(&present.session()))
-}
-
-/// Gives a restored database the revocations and the password of the present one, and ends its
-/// sessions. Returns whether the password is another one than before.
-fn take_over(
-    store: &Store,
-    present: &Comparison,
-    ledger: &LedgerExtent,
-    by: &Actor,
-) -> Result<bool> {
-    let revoked = present.keys.as_ref().map_or(&[][..], |keys| &keys.revoked);
-    for key in revoked {
-        store
-            .keys
-            .revoke(&key.id, key.revoked.unwrap_or_else(when::now), by)?;
-    }
-    let own = credentials::password(store)?;
-    let password = present
-        .password
-        .as_ref()
-        .ok()
-        .cloned()
-        .flatten()
-        .filter(|kept| own.as_ref() != Some(kept));
-    let keeps_password = password.is_some();
-    if let Some(password) = password {
-        credentials::set_password(store, password, by)?;
-    }
-    let details = format!(
-        "a backup with {}, the newest of {}; kept revoked: {}",
-        count(ledger.rows, "row"),
-        when::format_minute(ledger.newest),
-        count(revoked.len() as i64, "key")
-    );
-    let sessions = values![TokenKind::Session.as_str()];
-    let statements = [
-        Statement::new("DELETE FROM console_tokens WHERE kind = $1", sessions),
-        NewAuditRow::new("database_restored", by, &details).insert(),
-    ];
-    store.database.write(&statements)?;
-    Ok(keeps_password)
-}
-
-/// All keys, the oldest first and without their last uses, of a database of any version that can be
-/// upgraded.
-fn read_keys(session: &Session) -> Result<Vec<Key>> {
-    let keys = "SELECT id, name, hint, permissions, created, expires, NULL, revoked, concurrent, budget, budget_per, NULL
-        FROM keys ORDER BY created, id";
-    session.rows(keys, &[], read_key)
-}
-
-fn read_extent(session: &Session) -> Result<LedgerExtent> {
+    let zone = time_zone::read(&replacement.session())?;
     let newest = "SELECT created FROM usage ORDER BY request_id DESC LIMIT 1";
-    Ok(LedgerExtent {
-        rows: session.value("SELECT count(*) FROM usage", &[])?,
-        newest: session.first(newest, &[], |mut row| row.column())?,
+    let session = replacement.session();
+    let newest: Option<i64> = session.first(newest, &[], |mut row| row.column())?;
+    let rows = count(found.rows as i64, "row");
+    let of_newest = newest.map_or(String::new(), |_| {
+        format!(", the newest of {}", zone.format_minute(newest))
+    });
+    let mut report = vec![format!("{name}: {rows}{of_newest}, verified.")];
+    let present = replacement.attach_present(progress)?;
+    let is_sound = matches!(present, PresentDatabase::Sound);
+    match present {
+        PresentDatabase::Missing => report.push("There was no database before.".into()),
+        PresentDatabase::Unreadable(problem) => report.extend([
+            format!(
+                "The former database can't be read ({}), so what this undoes is unknown.",
+                cause(&problem)
+            ),
+            KEYS_ARE_OLD.into(),
+            PASSWORD_IS_OLD.into(),
+        ]),
+        PresentDatabase::Sound | PresentDatabase::Damaged => {
+            report.extend(take_over(&replacement, &zone)?);
+        }
+    }
+    let audit = NewAuditRow::new("database_restored", by);
+    replacement.change(|session| {
+        session.execute("DELETE FROM console_tokens WHERE kind = 'session'", &[])?;
+        audit.insert(session, None, &format!("a backup with {rows}{of_newest}"))
+    })?;
+    let (kept, unsynced) = replacement.put_in_place()?;
+    let database = database.display();
+    report.push("All console sessions have ended.".into());
+    report.push(format!("{database} is restored. Start the service."));
+    if let Some(kept) = kept {
+        let kept = kept.display();
+        report.push(format!("The former database is kept as {kept}"));
+        report.push(match is_sound {
+            true => format!("To go back: stop the service and run adriaticum restore {kept}"),
+            false => format!("What can be read of it: sqlite3 {kept} .recover | sqlite3 NEW"),
+        });
+    }
+    let synced = unsynced.map_or(Ok(()), |error| {
+        Err(Problem::other(format!(
+            "{database}: the backup is in place, but its folder could not be synced ({error}), so after a power failure the \
+             former database may be there again. Check the disk, then run sync"
+        )))
+    });
+    Ok(Restoration { report, synced })
+}
+
+const KEYS_ARE_OLD: &str = "So keys that were revoked, rotated or changed since the backup work as they did then: look \
+    through adriaticum keys list, and revoke or rotate them again.";
+
+const PASSWORD_IS_OLD: &str = "The console's password is that of the backup, if it has one.";
+
+/// Gives the copy what is kept of the present database. Each part is read by itself: a damaged page
+/// spoils only one of them. Returns what is kept, what is undone and what can't be read, in lines.
+fn take_over(copy: &Replacement, zone: &Zone) -> Result<Vec<String>> {
+    let mut lines = Vec::new();
+    let mut part = |what: &str, part: Result<Vec<String>>, otherwise: &str| {
+        match part {
+            Ok(found) => lines.extend(found),
+            Err(problem) if is_unread(&problem) => {
+                let cause = cause(&problem);
+                let text = format!("The {what} of the former database can't be read: {cause}.");
+                lines.extend([text, otherwise.to_owned()]);
+                lines.retain(|line| !line.is_empty());
+            }
+            Err(problem) => return Err(problem),
+        }
+        Ok(())
+    };
+    part("requests", undone_requests(&copy.session()), "")?;
+    part(
+        "audit",
+        copy.change(|session| take_over_audit(session, zone)),
+        "",
+    )?;
+    part("keys", copy.change(take_over_keys), KEYS_ARE_OLD)?;
+    part("password", copy.change(take_over_password), PASSWORD_IS_OLD)?;
+    Ok(lines)
+}
+
+/// Returns whether a problem is one of the former database, and not of the disk.
+fn is_unread(problem: &Problem) -> bool {
+    matches!(problem.kind, ProblemKind::Damaged | ProblemKind::Other)
+}
+
+/// Words a problem without its advice, which is for a database in use.
+fn cause(problem: &Problem) -> &str {
+    match problem.kind {
+        ProblemKind::Damaged => "it is damaged",
+        _ => &problem.text,
+    }
+}
+
+fn undone_requests(session: &Session) -> Result<Vec<String>> {
+    let lost = "SELECT count(*) FROM present.usage AS later
+        WHERE NOT EXISTS (SELECT 1 FROM main.usage AS kept WHERE kept.request_id = later.request_id)";
+    let lost: i64 = session.value(lost, &[])?;
+    Ok(match lost {
+        0 => vec!["The backup has every request of the former database.".into()],
+        _ => vec![format!(
+            "The former database has {} more, which the ledger and its sums lose.",
+            count(lost, "request")
+        )],
     })
 }
 
-fn compare(present: Vec<Key>, restored: &[Key]) -> KeyDifferences {
-    let mut restored_by_id: BTreeMap<&str, &Key> =
-        restored.iter().map(|key| (key.id.as_str(), key)).collect();
-    let mut found = KeyDifferences::default();
-    for key in present {
-        match restored_by_id.remove(key.id.as_str()) {
-            None => found.created.push(key),
-            Some(before) if key.revoked.is_some() && before.revoked.is_none() => {
-                found.revoked.push(key)
-            }
-            Some(before) if key.revoked.is_none() && key.version() != before.version() => {
-                found.changed.push((key, before.clone()));
-            }
-            Some(_) => {}
-        }
+fn take_over_audit(session: &Session, zone: &Zone) -> Result<Vec<String>> {
+    let take = format!(
+        "INSERT INTO main.audit SELECT * FROM present.audit
+         WHERE id NOT IN (SELECT id FROM main.audit) AND {KEPT}"
+    );
+    session.execute(&take, &[])?;
+    let undone = SELECT_AUDIT.replace("FROM audit", "FROM present.audit")
+        + " WHERE id NOT IN (SELECT id FROM main.audit) AND action <> 'signed_in' ORDER BY id";
+    let undone = session.rows(&undone, &[], |row| {
+        let row = AuditRow::read(row)?;
+        let key = match (&row.key_id, &row.key_name) {
+            (Some(id), Some(name)) => format!(" {id} ({name})"),
+            _ => String::new(),
+        };
+        let (time, action) = (zone.format_minute(Some(row.created)), row.description());
+        let details = format!("  {time} {action}{key}: {}", row.details);
+        Ok(details.trim_end_matches(": ").to_owned())
+    })?;
+    Ok(listed(
+        "Changes since the backup, which are undone:",
+        undone,
+    ))
+}
+
+fn take_over_keys(session: &Session) -> Result<Vec<String>> {
+    let keys = |query: &str| {
+        session.rows(query, &[], |mut row| {
+            let (id, name): (String, String) = (row.column()?, row.column()?);
+            Ok(format!("  {id} ({name})"))
+        })
+    };
+    let revoked = keys(
+        "UPDATE main.keys SET revoked = (SELECT revoked FROM present.keys AS later WHERE later.id = keys.id)
+         WHERE revoked IS NULL AND id IN (SELECT id FROM present.keys WHERE revoked IS NOT NULL) RETURNING id, name",
+    )?;
+    let rotated = keys(
+        "SELECT id, name FROM main.keys WHERE id IN
+         (SELECT key_id FROM present.key_secrets WHERE digest NOT IN (SELECT digest FROM main.key_secrets))",
+    )?;
+    for take in [
+        "DELETE FROM main.key_secrets WHERE key_id IN (SELECT id FROM present.keys)",
+        "INSERT INTO main.key_secrets (digest, key_id, hint, created, ends)
+         SELECT digest, key_id, hint, created, ends FROM present.key_secrets WHERE key_id IN (SELECT id FROM main.keys)",
+    ] {
+        session.execute(take, &[])?;
     }
-    found.only_in_backup = restored
-        .iter()
-        .filter(|key| restored_by_id.contains_key(key.id.as_str()))
-        .cloned()
-        .collect();
-    found
+    let older = keys(
+        "SELECT id, name FROM main.keys WHERE revoked IS NULL AND id NOT IN (SELECT id FROM present.keys)",
+    )?;
+    Ok([
+        listed("Revoked since the backup, and these stay revoked:", revoked),
+        listed(
+            "Rotated since the backup, and these keep their present secret:",
+            rotated,
+        ),
+        listed(
+            "Only in the backup, so these work again unless they have expired:",
+            older,
+        ),
+    ]
+    .concat())
+}
+
+fn take_over_password(session: &Session) -> Result<Vec<String>> {
+    let take = "INSERT OR REPLACE INTO main.console_password (id, salt, hash, memory_kib, passes)
+        SELECT id, salt, hash, memory_kib, passes FROM present.console_password";
+    Ok(match session.execute(take, &[])? {
+        0 => vec![
+            "The console had no password, so it has that of the backup, if there is one.".into(),
+        ],
+        _ => vec!["The console keeps its present password.".into()],
+    })
+}
+
+/// A title and the lines below it; nothing if there are none.
+fn listed(title: &str, lines: Vec<String>) -> Vec<String> {
+    let title = Some(title.to_owned()).filter(|_| !lines.is_empty());
+    title.into_iter().chain(lines).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::database::sqlite::backup::backup;
+    use crate::database::sqlite::OpenFile;
     use crate::ledger::append::tests::write;
     use crate::mutex::lock;
     use crate::store::tests::Temporary;
@@ -280,13 +247,15 @@ mod tests {
         write(&temporary.store, "x", "key_1", 0, 200, Some(1));
         temporary.store.tamper(
             "WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 20000)
-             INSERT INTO keys (id, digest, name, permissions, created)
-             SELECT 'more_' || n, randomblob(32), hex(randomblob(400)), 'completions', 0 FROM numbers",
+             INSERT INTO keys (id, name, permissions, created)
+             SELECT 'more_' || n, hex(randomblob(400)), 'completions', 0 FROM numbers",
         );
         let [present, copy] = ["present.db", "copy.db"].map(|name| temporary.folder.join(name));
         let (progress, lines) = Progress::recorded();
         let database = temporary.folder.join("test.db");
-        backup(&database, &copy, crate::ledger::ROWS, &progress).expect("a backup");
+        OpenFile::to_read(&database)
+            .and_then(|source| source.copy_to(&copy, &progress))
+            .expect("a backup");
         let mut states: Vec<String> = std::mem::take(&mut lock(&lines));
         states
             .iter_mut()
@@ -297,7 +266,13 @@ mod tests {
             "{states:?}"
         );
         std::fs::copy(&copy, &present).expect("a present database");
-        restore(&present, &copy, &Actor::command("test".into()), &progress).expect("a restore");
+        restore(
+            &present,
+            (&copy, "copy.db"),
+            &Actor::command("test".into()),
+            &progress,
+        )
+        .expect("a restore");
         let mut works: Vec<String> = lock(&lines)
             .iter()
             .map(|line| line.split(':').next().unwrap_or_default().to_owned())
@@ -311,7 +286,14 @@ mod tests {
         ];
         assert_eq!(
             works,
-            [&expected[..], &["checking the present database"]].concat()
+            [
+                &expected[..],
+                &[
+                    "checking the present database",
+                    "comparing it with the present database"
+                ]
+            ]
+            .concat()
         );
     }
 }

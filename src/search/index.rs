@@ -15,10 +15,10 @@ use super::documents::{Candidate, DocumentText};
 use super::results::{Passage, SearchError};
 use super::{query, ranking};
 use crate::config::SearchConfig;
+use crate::database::Pool;
 use crate::database::sqlite::read_only_file::{FLAGS, ReadOnlyFile};
 use crate::error::FailureCause;
 use crate::files;
-use crate::semaphore::Semaphore;
 
 const SCHEMA: &str = include_str!("index.sql");
 
@@ -42,7 +42,8 @@ pub struct Index {
     pub path: PathBuf,
     timeout: Duration,
     results: usize,
-    running: Semaphore,
+    /// The places of queries that run.
+    queries: Pool<()>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,17 +70,13 @@ impl Index {
             path: config.index.clone(),
             timeout: config.timeout,
             results: config.results,
-            running: Semaphore::new(MAX_QUERIES),
+            queries: Pool::new([(); MAX_QUERIES]),
         }
     }
 
-    /// Queries that wait are served round robin by `key`, the id of the request's key.
-    pub fn find(&self, words: &str, key: &str) -> Result<Vec<Passage>, SearchError> {
+    pub fn find(&self, words: &str) -> Result<Vec<Passage>, SearchError> {
         let deadline = Instant::now() + self.timeout;
-        let _permit = self
-            .running
-            .acquire_in_turn(key, deadline)
-            .ok_or_else(late)?;
+        let _place = self.queries.take(deadline, |()| true).ok_or_else(late)?;
         self.read(deadline, |connection| {
             ranking::best(connection, &query::words(words), self.results)
         })
@@ -338,6 +335,22 @@ mod tests {
         let found =
             ranking::best(connection, &query::words(words), 4).expect("it should be found or not");
         found.into_iter().map(|passage| passage.source).collect()
+    }
+
+    #[test]
+    fn few_queries_run_at_once_and_the_others_wait_until_their_deadline() {
+        let index = Index {
+            path: "/nowhere/index.db".into(),
+            timeout: Duration::from_millis(20),
+            results: 4,
+            queries: Pool::new([(); MAX_QUERIES]),
+        };
+        let take = |_| index.queries.take(Instant::now(), |()| true);
+        let running: Vec<_> = (0..MAX_QUERIES).map(take).collect();
+        let cause = || index.find("x").expect_err("there is no index").cause;
+        assert_eq!(cause(), FailureCause::Timeout);
+        drop(running);
+        assert_eq!(cause(), FailureCause::Index);
     }
 
     #[test]

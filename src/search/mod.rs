@@ -36,18 +36,16 @@ impl Search {
     }
 
     /// Returns the passages that fit the words, the best first. The words come from a person or a
-    /// model: nothing in them is syntax. `key` is the id of the request's key, or empty without
-    /// one.
+    /// model: nothing in them is syntax.
     pub fn find(
         &self,
         words: &str,
-        key: &str,
         cancellation: &Cancellation,
     ) -> Result<Vec<Passage>, SearchError> {
         match self {
             Self::SearXng(instance) => instance.find(words, cancellation),
             // A query of the index is too short to be cancelled.
-            Self::Index(index) => index.find(words, key),
+            Self::Index(index) => index.find(words),
         }
     }
 }

@@ -7,7 +7,7 @@ import { chromium } from "playwright-core";
 
 const { only, password, ports, runtime, shots } = JSON.parse(process.argv[2]);
 const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
-const heaviest = 60 * 1024;
+const heaviest = 80 * 1024;
 // The widths of the three layouts. Every page is checked at each, in light and dark.
 const [desktop, tablet, phone] = [1280, 820, 390];
 const layouts = [desktop, tablet, phone];
@@ -175,8 +175,8 @@ const flows = {
     const cookies = await page.context().cookies();
     assert.ok(cookies.length > 0 && cookies.every((cookie) => cookie.httpOnly && cookie.sameSite === "Strict"));
     await page.getByRole("link", { name: "Audit" }).click();
-    const failed = page.getByRole("row").filter({ hasText: "1 failed sign-in" }).filter({ hasText: "127.0.0.1" });
-    await failed.first().waitFor();
+    const signedIn = page.getByRole("row").filter({ hasText: "signed in" }).filter({ hasText: "127.0.0.1" });
+    await signedIn.first().waitFor();
     await page.getByRole("button", { name: "Sign out" }).click();
     await page.getByRole("heading", { name: "Sign in" }).waitFor();
     await page.goto(page.base + "/keys");
@@ -364,8 +364,7 @@ const flows = {
     assert.deepEqual(await ids(), newest);
     await page.goto(page.base + "/usage?range=90d");
     await page.getByText("All figures as a table").click();
-    // 90 days are parts of 13 or 14 weeks.
-    assert.ok([13, 14].includes(await page.locator("#figures tbody tr").count()));
+    assert.equal(await page.locator("#figures tbody tr").count(), 90);
   },
 
   async "a bar's exact figures at the pointer and at the finger"() {
@@ -459,6 +458,9 @@ const flows = {
     await page.waitForURL(/from=\d{4}-\d\d-\d\d&to=/);
     assert.equal(await page.locator("#figures tbody tr").count(), 24, "a day has its hours, 20 days later too");
     await clickBar(12, 24);
+    await page.waitForURL(/usage\?from=.*T12/);
+    assert.equal(await page.locator("#figures tbody tr").count(), 60, "an hour has its minutes");
+    await clickBar(30, 60);
     await page.waitForURL(/requests\?from=.*T12/);
     await page.getByRole("heading", { name: "Requests" }).waitFor();
     await unfold(page);
@@ -581,9 +583,7 @@ const flows = {
       // One of 30 requests took so long: 2,000 have dozens of them.
       assert.ok(times.length > 15 && times.every((time) => / s$/.test(time) && parseFloat(time) >= 3), times.join());
       await apply(page, () => page.getByLabel("Took at least").fill("4000000"));
-      await page.getByText("Searched 2,000 requests, back to").waitFor();
-      await page.getByRole("link", { name: "Search earlier requests" }).click();
-      await page.getByText("Searched 2,000 requests, back to").waitFor();
+      await page.getByText("None matches").or(page.getByText("so far.")).waitFor();
       await page.getByRole("link", { name: "Figures" }).click();
       await unfold(page);
       await page.getByRole("link", { name: "Last month" }).click();

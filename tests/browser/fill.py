@@ -39,6 +39,11 @@ def moments(rows, now, chance):
     return sorted(found)
 
 
+def add_secret(connection, chance, key, created):
+    hint = f"adr_{chance.getrandbits(16):04x}…{chance.getrandbits(16):04x}"
+    connection.execute("INSERT INTO key_secrets (digest, key_id, hint, created) VALUES (randomblob(32), ?, ?, ?)", (key, hint, created))
+
+
 def fill(database, rows, more_keys=0, audit_rows=0):
     now = time.time()
     chance = random.Random(7)
@@ -51,30 +56,29 @@ def fill(database, rows, more_keys=0, audit_rows=0):
         keys.append((key, name))
         created = int(now - (DAYS - number) * DAY)
         connection.execute(
-            "INSERT INTO keys (id, digest, name, permissions, created, expires, revoked, hint, budget, budget_per)"
-            " VALUES (?, randomblob(32), ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO keys (id, name, permissions, created, expires, revoked, budget, budget_per)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (key, name, "completions,metrics" if number == 3 else "completions", created,
              int(now + 20 * DAY) if number == 2 else int(now + 6 * DAY) if number == 4 else int(now - DAY) if number == 5 else None,
-             int(now - 3 * DAY) if number == 6 else None,
-             f"adr_{chance.getrandbits(16):04x}…{chance.getrandbits(16):04x}", *BUDGETS.get(number, (None, None))))
+             int(now - 3 * DAY) if number == 6 else None, *BUDGETS.get(number, (None, None))))
+        add_secret(connection, chance, key, created)
     for number in range(more_keys):
+        key, created = f"key_{chance.getrandbits(64):016x}", int(now - 99 * DAY + number)
         connection.execute(
-            "INSERT INTO keys (id, digest, name, permissions, created, expires, concurrent, hint)"
-            " VALUES (?, randomblob(32), ?, 'completions', ?, ?, ?, ?)",
-            (f"key_{chance.getrandbits(64):016x}", f"workstation {number + 1:02}", int(now - 99 * DAY + number), int(now + 99 * DAY),
-             number % 9 or None, f"adr_{chance.getrandbits(16):04x}…{chance.getrandbits(16):04x}"))
+            "INSERT INTO keys (id, name, permissions, created, expires, concurrent) VALUES (?, ?, 'completions', ?, ?, ?)",
+            (key, f"workstation {number + 1:02}", created, int(now + 99 * DAY), number % 9 or None))
+        add_secret(connection, chance, key, created)
     for number in range(audit_rows):
         moment = now - 5 * DAY + number * 900
         key, name = chance.choice(keys)
-        action, details, times = chance.choice([
-            ("key_changed", "expires: never → 2027-02-13 00:00Z, concurrent: none → 8", 1), ("signed_in", "", 1),
-            ("sign_ins_failed", "since " + time.strftime("%Y-%m-%d %H:%MZ", time.gmtime(moment - 900)), 12)])
+        action, details = chance.choice([
+            ("key_changed", "expires: never → 2027-02-13 00:00Z, concurrent: none → 8"), ("signed_in", "")])
         about = (key, name) if action == "key_changed" else (None, None)
         connection.execute(
-            "INSERT INTO audit (id, created, action, via, actor, details, times, key_id, key_name)"
-            " VALUES (?, ?, ?, 'console', ?, ?, ?, ?, ?)",
+            "INSERT INTO audit (id, created, action, via, actor, details, key_id, key_name)"
+            " VALUES (?, ?, ?, 'console', ?, ?, ?, ?)",
             (f"audit_{int(moment * 1000):012x}{chance.getrandbits(80):020x}", int(moment), action,
-             chance.choice(["192.0.2.17", "2001:db8:12::/56"]), details, times, *about))
+             chance.choice(["192.0.2.17", "2001:db8:12::/56"]), details, *about))
     made = []
     for moment in moments(rows, now, chance):
         key, name = chance.choices(keys, SHARES)[0]
@@ -90,10 +94,11 @@ def fill(database, rows, more_keys=0, audit_rows=0):
             tokens = (prompt, completion, prompt + completion)
         milliseconds = int(moment * 1000)
         made.append((f"chatcmpl_{milliseconds:012x}{chance.getrandbits(80):020x}", key, name, milliseconds // 1000, status, code,
-                     *tokens, queue + own + (runtime or 0), queue, runtime))
+                     *tokens, queue + own + (runtime or 0), queue, runtime,
+                     time.strftime("%Y-%m-%d", time.gmtime(milliseconds // 1000))))
     connection.executemany(
         "INSERT INTO usage (request_id, key_id, key_name, created, status, error_code, prompt_tokens, completion_tokens,"
-        " total_tokens, duration_ms, queue_ms, runtime_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", made)
+        " total_tokens, duration_ms, queue_ms, runtime_ms, day) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", made)
     seal(connection)
     connection.execute("COMMIT")
     connection.close()

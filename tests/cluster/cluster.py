@@ -21,6 +21,9 @@ import urllib.request
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "outside"))
 from service import ensure, free_port, until  # noqa: E402
 
+# psql finds the primary among the hosts of a URI, as a gateway does.
+TO_PRIMARY = {**os.environ, "PGTARGETSESSIONATTRS": "read-write"}
+
 NODES = ("n1", "n2", "n3")
 PROGRAMS = "/usr/lib/postgresql/15/bin"
 START_SECONDS = 180
@@ -146,7 +149,7 @@ class Cluster:
 
     def uri(self, user, database):
         hosts = ",".join(f"127.0.0.1:{self.ports['sql', node]}" for node in NODES)
-        return f"postgresql://{user}@{hosts}/{database}?target_session_attrs=read-write"
+        return f"postgresql://{user}@{hosts}/{database}"
 
     def etcd_command(self, node):
         def url(kind, name):
@@ -245,7 +248,7 @@ def locked(uri, table):
                  "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())")
     # It ends with its input, and the lock with it.
     command = ["psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", uri]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as session:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=TO_PRIMARY) as session:
         session.stdin.write(f"SET lock_timeout = '30s';\nBEGIN;\nLOCK TABLE {table} IN SHARE MODE;\n")
         session.stdin.flush()
         ensure(until(lambda: psql(uri, is_locked)), f"the table {table} can't be locked")
@@ -255,6 +258,6 @@ def locked(uri, table):
 def psql(uri, sql, *options, timeout=None):
     """Runs SQL with psql and returns what it prints, without alignment."""
     command = ["psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", *options, "-c", sql, uri]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=TO_PRIMARY)
     ensure(done.returncode == 0, f"psql: {done.stderr}")
     return done.stdout

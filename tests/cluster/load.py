@@ -23,7 +23,7 @@ PAUSE_SECONDS = 0.05
 MODEL_SECONDS = 0.1
 SLOW_SECONDS = 20
 PSQL_SECONDS = 3
-# A gateway gives up a server when the commit of a heartbeat, one per second, has hung for 3 s; the rest is for a slow machine.
+# A gateway gives up a server when the commit of a heartbeat, one per second, has hung for 4 s; the rest is for a slow machine.
 STALE_SECONDS = 15
 
 
@@ -142,7 +142,7 @@ class Writer(Threads):
 
     def __init__(self, uri):
         super().__init__()
-        self.uri, self.times = f"{uri}&connect_timeout=2", []
+        self.uri, self.times = f"{uri}?connect_timeout=2", []
         self.run(self.write)
 
     def write(self):

@@ -16,6 +16,7 @@ import contextlib
 import itertools
 import json
 import pathlib
+import signal
 import sys
 import tempfile
 import time
@@ -49,6 +50,8 @@ TEST_WRITE_SECONDS = 2
 # The slow calls of a gateway, and the pause between their beginnings: they end during the switchover and after it.
 SLOW_CALLS = 6
 SLOW_PAUSE_SECONDS = 0.8
+# A start watches the heartbeat of a gateway that was killed for 5 s.
+RESTART_SECONDS = 6
 REVOCATIONS = 100
 WORKERS = 8
 OBSERVED_SECONDS = 7
@@ -206,17 +209,19 @@ def stop_the_primary_and_let_it_go_on(trial):
 
 def stop_patroni_alone(trial):
     """The old primary accepts connections and reads, but no commit on it ends: two servers say that they are the primary. A
-    gateway that had nothing to write meanwhile reads from the old one."""
+    gateway that stood still meanwhile reads from the old one, until the commit of a heartbeat hangs."""
     primary, here, name = trial.cluster.with_role("leader"), trial.gateways[0], "of the old primary"
     secret = here.create_key(name)
     identity, = (key["id"] for key in json.loads(here.run("keys", "list", "--json").stdout) if key["name"] == name)
     with Gateway(here.folder.with_name("idle"), "idle", trial.runtime, trial.database) as idle:
         idle.wait_until_it_answers()
+        idle.process.send_signal(signal.SIGSTOP)
         primary.pause("/usr/bin/patroni")
         # psql may choose the old primary every time. It has to be served once Patroni goes on.
         wait_for_another(trial, "leader", primary, also_psql=False)
         # The command may not know whether it was done; then it is asked again.
         ensure(until(lambda: not here.run("keys", "revoke", identity).returncode, CHANGE_SECONDS), "keys revoke failed")
+        idle.process.send_signal(signal.SIGCONT)
         ask_with_a_revoked_key_and_a_good_one(trial, idle, secret)
         primary.resume()
         idle.ensure_it_ends_well()
@@ -307,8 +312,11 @@ def kill_a_gateway(trial):
         gateway.kill()
         answers = [call.result() for call in calls]
     trial.answers += answers
+    began = time.monotonic()
     gateway.start()
     gateway.wait_until_it_answers()
+    seconds = time.monotonic() - began
+    trial.expect(seconds <= RESTART_SECONDS + 2 * trial.noise.latest, f"it served again after {seconds:.1f} s")
     trial.expect({answer.status for answer in answers} == {None}, f"a gateway that was killed has answered: {answers}")
     # The figures of a completion say which one it was.
     numbers = {answer.number for answer in answers}

@@ -51,6 +51,8 @@ def literal(argument):
 def value(text):
     if text == NULL:
         return None
+    if text.startswith("\\x"):
+        return bytes.fromhex(text[2:])
     for kind in (int, float):
         try:
             return kind(text)

@@ -83,6 +83,7 @@ fn keys_from_their_making_to_their_end() {
         "revoked",
         "concurrent",
         "budget",
+        "overlap",
     ];
     expected.sort();
     assert_eq!(members, expected);
@@ -396,7 +397,7 @@ fn wrong_use_is_reported() {
         ),
         (
             &["keys", "crate"],
-            "similar subcommands exist: 'rename', 'create'",
+            "similar subcommands exist: 'rename', 'rotate', 'create'",
         ),
         (
             &["console", "passwd"],
@@ -662,7 +663,7 @@ fn usage_in_its_forms() {
     let lines: Vec<&str> = csv.lines().collect();
     assert_eq!(
         lines[0],
-        "\"since\",\"until\",\"key_id\",\"name\",\"requests\",\"errors\",\"prompt_tokens\",\"completion_tokens\",\"total_tokens\",\"unmeasured\""
+        "\"since\",\"until\",\"since_local\",\"until_local\",\"key_id\",\"name\",\"requests\",\"errors\",\"prompt_tokens\",\"completion_tokens\",\"total_tokens\",\"unmeasured\""
     );
     assert!(
         lines[1].ends_with(r#"","test","1","0","11","3","14","0""#),
@@ -709,11 +710,11 @@ fn usage_of_one_key() {
             .contains("\n2 requests, 0 errors"),
         "{groups}"
     );
-    refused(
-        &server,
-        &["usage", "--key", "test"],
-        1,
-        "2 keys have that name",
+    assert!(
+        server
+            .stdout_of(&["usage", "--key", "test"])
+            .contains("\n3 requests, 0 errors"),
+        "every key of that name"
     );
     server.stdout_of(&["keys", "rename", id, "renamed"]);
     server.post(&keys[1], &chat("x")).is_completion();
@@ -742,42 +743,40 @@ fn usage_of_one_key() {
     );
 }
 
-/// The figures of a part of an hour would be those of the whole hour.
+/// The figures of a part of a day would be those of the whole day.
 #[test]
-fn a_time_inside_an_hour_whose_rows_were_removed_is_refused() {
+fn a_time_inside_a_day_whose_rows_were_removed_is_refused() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).sqlite().start();
     server.post(&server.key(), &chat("x")).is_completion();
     // As if it had been made at 13:20 on the second day of 1970.
     server.query(
-        "UPDATE usage SET created = 134400,
+        "UPDATE usage SET created = 134400, day = '1970-01-02',
          request_id = printf('chatcmpl_%012x%020x', 134400000, 0) RETURNING 1",
     );
-    server.query("UPDATE usage_rollup SET start = 134400 / span * span RETURNING 1");
+    server.query("UPDATE usage_days SET day = '1970-01-02' RETURNING 1");
     let requests = |since: &str, until: &str| {
         let printed = server.stdout_of(&["usage", "--since", since, "--until", until, "--json"]);
         serde_json::from_str::<Value>(&printed).expect("JSON")["requests"].clone()
     };
-    let figures = || {
-        [
-            requests("1970-01-02T13:00Z", "1970-01-02T14:00Z"),
-            requests("1970-01-02T14:00Z", "1970-01-02"),
-            requests("1970-01-02", "1970-01-02 13:00Z"),
-            requests("1970-01-01T00:30Z", "00:00"),
-        ]
-    };
-    assert_eq!(figures(), [1, 0, 0, 1]);
     assert_eq!(requests("1970-01-02T13:10Z", "1970-01-02T13:20:01Z"), 1);
     assert_eq!(requests("1970-01-02T13:20:01Z", "1970-01-02T14:00Z"), 0);
+    assert_eq!(requests("1970-01-01T00:30Z", "00:00"), 1);
     server.query("DELETE FROM usage RETURNING 1");
-    assert_eq!(figures(), [1, 0, 0, 1], "from the hours");
-    let part = ["usage", "--since", "1970-01-02T13:10Z"];
-    refused(
-        &server,
-        &part,
+    server.query("UPDATE gateways SET anchor_seq = 1 RETURNING 1");
+    assert_eq!(requests("1970-01-02", "1970-01-02"), 1);
+    assert_eq!(
+        requests("1970-01-01T00:30Z", "00:00"),
         1,
-        "the hour from 1970-01-02T13:00:00Z to 1970-01-02T14:00:00Z",
+        "no day is cut that had requests"
     );
+    for part in [
+        &["usage", "--since", "1970-01-02T13:00Z"][..],
+        &["usage", "--until", "1970-01-02T13:00Z"],
+        &["usage", "--by", "hour"],
+    ] {
+        refused(&server, part, 1, "the rows of 1970-01-02 were removed");
+    }
 }
 
 #[test]

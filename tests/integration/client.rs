@@ -16,7 +16,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use ureq::http::Uri;
 
-use crate::support::{PATIENCE, until};
+use crate::support::{ClosedPort, PATIENCE, until};
 
 const LIMIT: u64 = 64;
 const SHORT: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
@@ -375,12 +375,11 @@ fn a_runtime_that_switches_protocols_has_answered() {
 
 #[test]
 fn nothing_was_sent() {
-    // A port that is taken by a socket that does not listen.
-    let taken = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port should be free");
-    let port = taken.local_addr().expect("it has an address").port();
+    let closed = ClosedPort::new();
+    let address = closed.address;
     for base in [
-        format!("http://127.0.0.1:{port}"),
-        format!("https://127.0.0.1:{port}"),
+        format!("http://{address}"),
+        format!("https://{address}"),
         "http://no-such-host.invalid".into(),
     ] {
         let error = get(&client(), &base).expect_err(&base);

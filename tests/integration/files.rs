@@ -346,9 +346,14 @@ fn a_message_names_the_file_that_failed() {
             SEARCH,
             "the index {}/db/a-search.db can't be opened: Permission denied",
         ),
-        (Gone, "out", BACKUP, "out/copy.db: No such file"),
+        (Gone, "out", BACKUP, "out/copy.db: there is no folder out"),
         (Closed, "out", BACKUP, "out/copy.db: Permission denied"),
-        (AFolder, "out/copy.db", BACKUP, "out/copy.db: File exists"),
+        (
+            AFolder,
+            "out/copy.db",
+            BACKUP,
+            "out/copy.db: Is a directory",
+        ),
         (
             AFolder,
             "socket",

@@ -144,7 +144,7 @@ fn the_console_separates_the_gateways() {
     });
 }
 
-/// One gateway loses its connection, another one is killed.
+/// Every gateway loses its connections, and one is killed.
 #[test]
 fn a_request_leaves_a_row_unless_its_gateway_is_killed() {
     let (runtime, uri) = (Runtime::start(), PostgresServer::shared().database());
@@ -152,10 +152,9 @@ fn a_request_leaves_a_row_unless_its_gateway_is_killed() {
     let key = a.key();
     let (mut running, gate) = held(&a, &runtime, &key);
     let (_lost, _gate) = held(&c, &runtime, &key);
-    let lock_of_a = "SELECT pid FROM pg_locks JOIN pg_stat_activity USING (pid)
-        WHERE locktype = 'advisory' AND datname = current_database() ORDER BY backend_start LIMIT 1";
+    let others = "datname = current_database() AND pid <> pg_backend_pid()";
     a.query(&format!(
-        "SELECT pg_terminate_backend(({lock_of_a}), 10000)"
+        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE {others}"
     ));
     c.signal(Signal::KILL);
     gate.store(true, Ordering::Release);
@@ -229,8 +228,8 @@ fn a_row_that_can_not_be_written_in_time_is_not_written_later() {
     );
     let log = server.log();
     let printed = [
-        "] the database can't be used: ",
-        "the database is back",
+        "the ledger can't be written: the database can't be used: ",
+        "the ledger can be written again",
         "failed: ",
     ];
     assert_eq!(
@@ -242,22 +241,29 @@ fn a_row_that_can_not_be_written_in_time_is_not_written_later() {
 
 /// A primary that was replaced may still answer look-ups.
 #[test]
-fn a_completion_of_a_key_that_was_revoked_before_is_not_sent() {
-    let (runtime, uri) = (Runtime::start(), PostgresServer::shared().database());
-    let server = gateway(&uri, "a", &runtime).start();
-    let key = server.key();
-    server.post(&key, &chat("x")).is_completion();
-    let (mut running, gate) = held(&server, &runtime, &key);
-    // As if the revocation had been made before the request arrived, and the look-up had not seen it.
-    server.query("UPDATE keys SET revoked = created");
-    gate.store(true, Ordering::Release);
-    running.reply().is_error(401, "invalid_api_key");
-    assert_eq!(
-        server.query("SELECT count(*) FROM usage"),
-        [[Integer(1)]],
-        "it leaves no row"
-    );
-    assert!(server.log().contains("cause=revoked"), "{}", server.log());
+fn a_completion_of_a_secret_that_ended_before_is_not_sent() {
+    for (cause, change) in [
+        ("revoked", "UPDATE keys SET revoked = created"),
+        ("replaced", "UPDATE key_secrets SET ends = created"),
+    ] {
+        let (runtime, uri) = (Runtime::start(), PostgresServer::shared().database());
+        let server = gateway(&uri, "a", &runtime).start();
+        let key = server.key();
+        server.post(&key, &chat("x")).is_completion();
+        let (mut running, gate) = held(&server, &runtime, &key);
+        // As if that had been done before the request arrived, and the look-up had not seen it.
+        server.query(change);
+        gate.store(true, Ordering::Release);
+        let message = running.reply().is_error(401, "invalid_api_key");
+        assert!(message.contains(cause), "{message}");
+        assert_eq!(
+            server.query("SELECT count(*) FROM usage"),
+            [[Integer(1)]],
+            "it leaves no row"
+        );
+        let log = server.log();
+        assert!(log.contains(&format!("cause={cause}")), "{log}");
+    }
 }
 
 #[test]

@@ -110,20 +110,21 @@ fn a_leaked_secret_is_enough_to_revoke_its_key() {
     }
     for (arguments, code, part) in [
         (&["keys", "revoke"][..], 2, "KEY or SECRET is missing"),
+        (&["keys", "rotate"], 2, "KEY or SECRET is missing"),
         (
             &["keys", "set", &unknown, "--expires", "1h"],
             1,
-            "only keys revoke takes a secret",
+            "only keys revoke and keys rotate take a secret",
         ),
         (
             &["keys", "rename", &unknown, "x"],
             1,
-            "only keys revoke takes a secret",
+            "only keys revoke and keys rotate take a secret",
         ),
         (
             &["usage", "--key", &unknown],
             1,
-            "only keys revoke takes a secret",
+            "only keys revoke and keys rotate take a secret",
         ),
         (
             &["keys", "rename", &other, &unknown],
@@ -177,7 +178,7 @@ fn a_name_means_one_key_or_is_refused() {
         &["keys", "set", "billing", "--concurrent", "4"][..],
         &["keys", "rename", "billing", "x"],
         &["keys", "revoke", "billing"],
-        &["usage", "--key", "billing"],
+        &["keys", "rotate", "billing"],
     ] {
         let (code, text) = run(arguments);
         assert!(

@@ -291,7 +291,8 @@ fn what_the_ledger_did_not_take_is_counted() {
     server.query("DROP TRIGGER no");
     until("a test write ends it", || figures() == [1.0, 1.0]);
     server.post(&key, &chat("x")).is_completion();
-    let written = "SELECT (SELECT count(*) FROM usage), sum(requests), sum(total_tokens) FROM usage_rollup WHERE span = 86400";
+    let written =
+        "SELECT (SELECT count(*) FROM usage), sum(requests), sum(total_tokens) FROM usage_days";
     assert_eq!(server.query(written), [[1, 1, 14].map(Integer)]);
 }
 

@@ -55,7 +55,7 @@ fn fill(store: &Store) {
             search_ms: is_grounded.then_some(0.5),
             ..LedgerRow::default()
         };
-        store.ledger.append(row).expect("a row");
+        store.ledger.append(row, None).expect("a row");
     };
     // Rows that several threads write at once share a transaction.
     thread::scope(|scope| {

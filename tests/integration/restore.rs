@@ -13,7 +13,6 @@ use rusqlite::types::Value::{Integer, Text};
 use rustix::process::Signal;
 
 use crate::support::{Folder, PATIENCE, Runtime, Server, chat, exists};
-use crate::upgrade::BACK_TO_9;
 
 const SET_PASSWORD: &str = "echo a-good-password | exec \"$@\"";
 
@@ -77,12 +76,19 @@ fn has_no_logs(database: &Path) -> bool {
 }
 
 #[test]
-fn a_drill_with_keys_created_renamed_and_revoked_since_the_backup() {
+fn a_drill_with_keys_created_changed_rotated_and_revoked_since_the_backup() {
     let runtime = Runtime::start();
     let mut server = Server::new(Some(&runtime)).sqlite().start();
-    let keys =
-        ["stays", "revoked", "renamed", "narrowed", "limited"].map(|name| key(&server, name));
-    let [stays, revoked, renamed, narrowed, limited] = &keys;
+    let keys = [
+        "stays",
+        "revoked",
+        "renamed",
+        "narrowed",
+        "rotated",
+        "overlapping",
+    ]
+    .map(|name| key(&server, name));
+    let [stays, revoked, renamed, narrowed, rotated, overlapping] = &keys;
     keys.iter()
         .for_each(|(secret, _)| _ = server.post(secret, &chat("x")).is_completion());
     server.query("INSERT INTO console_tokens VALUES (x'01', 'session', 9999999999) RETURNING 1");
@@ -90,21 +96,14 @@ fn a_drill_with_keys_created_renamed_and_revoked_since_the_backup() {
     let backup = fs::read(server.folder.path("copy.db")).expect("the backup");
     server.stdout_of(&["keys", "revoke", &revoked.1]);
     server.stdout_of(&["keys", "rename", &renamed.1, "another"]);
-    server.stdout_of(&[
-        "keys",
-        "set",
-        &narrowed.1,
-        "--permission",
-        "metrics",
-        "--expires",
-        "5d",
-        "--concurrent",
-        "2",
-    ]);
-    server.query(&format!(
-        "UPDATE keys SET budget = 1000, budget_per = 'month' WHERE id = '{}' RETURNING 1",
-        limited.1
-    ));
+    let set = ["keys", "set", &narrowed.1, "--permission", "metrics"];
+    server.stdout_of(&[&set[..], &["--concurrent", "2"]].concat());
+    let rotate = |id: &str, more: &[&str]| {
+        let secret = server.stdout_of(&[&["keys", "rotate", id], more].concat());
+        secret.trim().to_owned()
+    };
+    let new_secret = rotate(&rotated.1, &[]);
+    let beside_old = rotate(&overlapping.1, &["--overlap", "30d"]);
     let created = key(&server, "created");
     server.post(&created.0, &chat("x")).is_completion();
     set_password(&server);
@@ -112,27 +111,32 @@ fn a_drill_with_keys_created_renamed_and_revoked_since_the_backup() {
     refused(&server, "copy.db", &format!("(pid {})", server.pid()));
     stop(&mut server);
     let since = server.query("SELECT revoked FROM keys WHERE revoked IS NOT NULL");
+    let kept_changes = "SELECT id FROM audit WHERE action IN ('key_revoked', 'key_rotated', 'password_set') ORDER BY id";
+    let changes = server.query(kept_changes);
+    assert_eq!(changes.len(), 4);
 
     let message = server.stdout_of(&["restore", "copy.db"]);
     for part in [
-        "copy.db: 5 rows, the newest of ",
-        "The former database: 6 rows, the newest of ",
-        &format!("these stop working:\n  {} (created)\n", created.1),
-        &format!("these stay revoked:\n  {} (revoked)\n", revoked.1),
+        "copy.db: 6 rows, the newest of ",
+        "The former database has 1 request more, which the ledger and its sums lose.\n",
+        "Changes since the backup, which are undone:\n",
         &format!(
-            "  {} (another): name: \"another\" → \"renamed\"\n",
+            " key changed {} (renamed): name: \"renamed\" → \"another\"\n",
             renamed.1
         ),
         &format!(
-            "  {} (narrowed): permissions: metrics → completions, expires: 2",
+            " key changed {} (narrowed): permissions: completions → metrics, concurrent: none → 2\n",
             narrowed.1
         ),
-        "Z → never, concurrent: 2 → none; this allows more than before the restore\n",
         &format!(
-            "  {} (limited): budget: 1000/month → none; this allows more",
-            limited.1
+            " key created {} (created): permissions: completions",
+            created.1
         ),
-        "The console keeps its present password. All console sessions have ended.\n",
+        &format!("these stay revoked:\n  {} (revoked)\n", revoked.1),
+        "these keep their present secret:\n",
+        &format!("  {} (rotated)\n", rotated.1),
+        &format!("  {} (overlapping)\n", overlapping.1),
+        "The console keeps its present password.\nAll console sessions have ended.\n",
     ] {
         assert!(message.contains(part), "{part:?} expected in {message}");
     }
@@ -150,6 +154,7 @@ fn a_drill_with_keys_created_renamed_and_revoked_since_the_backup() {
         since,
         "since when"
     );
+    assert_eq!(server.query(kept_changes), changes, "who made what is kept");
     let audit = server.stdout_of(&["audit"]);
     // Rows of one millisecond have no order, so it need not be the last.
     let restored: Vec<&str> = audit
@@ -157,104 +162,94 @@ fn a_drill_with_keys_created_renamed_and_revoked_since_the_backup() {
         .filter(|line| line.contains("database restored"))
         .collect();
     assert!(
-        matches!(restored[..], [line] if line.contains("a backup with 5 rows")),
+        matches!(restored[..], [line] if line.contains("a backup with 6 rows")),
         "{audit}"
     );
     assert!(
         server
             .stdout_of(&["usage", "verify"])
-            .starts_with("5 rows, nothing wrong")
+            .starts_with("6 rows, nothing wrong")
     );
 
     let mut server = server.start();
-    for (secret, _) in [stays, renamed, narrowed, limited] {
+    for secret in [
+        &stays.0,
+        &renamed.0,
+        &narrowed.0,
+        &new_secret,
+        &overlapping.0,
+        &beside_old,
+    ] {
         server.post(secret, &chat("x")).is_completion();
     }
-    for secret in [&revoked.0, &created.0] {
+    for secret in [&revoked.0, &created.0, &rotated.0] {
         server
             .post(secret, &chat("x"))
             .is_error(401, "invalid_api_key");
     }
+    assert!(server.log().contains("cause=replaced"), "{}", server.log());
     stop(&mut server);
     assert!(
         server
             .stdout_of(&["usage", "verify"])
-            .starts_with("9 rows, nothing wrong")
+            .starts_with("12 rows, nothing wrong")
     );
 
     // Back again.
     let back = server.stdout_of(&["restore", &way_back(&message)]);
-    assert!(
-        back.contains(&format!(
-            "Only in the backup:\n  {} (created): it works again",
+    for part in [
+        format!(
+            "so these work again unless they have expired:\n  {} (created)\n",
             created.1
-        )),
-        "{back}"
-    );
-    assert!(back.contains("6 rows") && back.contains("9 rows"), "{back}");
+        ),
+        ": 7 rows, the newest of ".into(),
+        "The former database has 6 requests more".into(),
+    ] {
+        assert!(back.contains(&part), "{part:?} expected in {back}");
+    }
     let server = server.start();
-    server.post(&created.0, &chat("x")).is_completion();
-    server
-        .post(&revoked.0, &chat("x"))
-        .is_error(401, "invalid_api_key");
+    for secret in [&created.0, &new_secret, &overlapping.0] {
+        server.post(secret, &chat("x")).is_completion();
+    }
+    for secret in [&revoked.0, &rotated.0] {
+        server
+            .post(secret, &chat("x"))
+            .is_error(401, "invalid_api_key");
+    }
     assert!(
         server
             .stdout_of(&["usage", "verify"])
-            .starts_with("7 rows, nothing wrong")
+            .starts_with("10 rows, nothing wrong")
     );
 }
 
+/// A path need not be UTF-8. Neither a backup nor a restore leaves another file.
 #[test]
-fn a_backup_of_an_older_schema_is_upgraded_and_its_file_is_not() {
-    let runtime = Runtime::start();
-    let mut server = Server::new(Some(&runtime)).sqlite().start();
-    let (secret, id) = key(&server, "revoked");
-    let other = key(&server, "stays");
-    (0..3).for_each(|_| _ = server.post(&secret, &chat("x")).is_completion());
-    stop(&mut server);
-    let make_9 = |path: &Path| {
-        let database = Connection::open(path).expect("a database");
-        database
-            .execute_batch(&format!("{BACK_TO_9}; PRAGMA user_version = 9"))
-            .expect("version 9");
+fn paths_of_any_bytes() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    let server = Server::new(None).sqlite();
+    let (_, id) = key(&server, "first");
+    let name = |bytes: &'static [u8]| OsStr::from_bytes(bytes);
+    let run = |command: &str, file: &OsStr| {
+        let output = server.command(&[command]).arg(file).output();
+        let output = output.expect("it should run");
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{text}");
     };
-    // A session that was signed out since the backup; no password is set, which would end it too.
-    server.query("INSERT INTO console_tokens VALUES (x'01', 'session', 9999999999) RETURNING 1");
-    server.stdout_of(&["backup", "old.db"]);
-    server.query("DELETE FROM console_tokens RETURNING 1");
-    let old = server.folder.path("old.db");
-    make_9(&old);
-    let bytes = fs::read(&old).expect("the backup");
-    server.stdout_of(&["keys", "revoke", &id]);
-    // The present database may be of either version.
-    for _ in 0..2 {
-        let message = server.stdout_of(&["restore", "old.db"]);
-        assert!(
-            message.contains("Its version 9 was upgraded in the copy; old.db is as it was."),
-            "{message}"
-        );
-        assert!(
-            message.contains(&format!("stay revoked:\n  {id} (revoked)")),
-            "{message}"
-        );
-        assert_eq!(fs::read(&old).expect("the backup"), bytes);
-        assert_eq!(server.query("PRAGMA user_version"), [[Integer(10)]]);
-        assert!(
-            server.query("SELECT 1 FROM console_tokens").is_empty(),
-            "the session would be valid again"
-        );
-        assert!(
-            server
-                .stdout_of(&["usage", "verify"])
-                .starts_with("3 rows, nothing wrong")
-        );
-        make_9(&server.folder.path("adriaticum.db"));
-    }
-    let server = server.start();
-    server.post(&other.0, &chat("x")).is_completion();
-    server
-        .post(&secret, &chat("x"))
-        .is_error(401, "invalid_api_key");
+    let files = || {
+        let files = fs::read_dir(server.folder.path("")).expect("the folder");
+        files.count()
+    };
+    let before = files();
+    run("backup", name(b"copy \xff%41?#.db"));
+    assert_eq!(files(), before + 1);
+    let mode = fs::metadata(server.folder.path("").join(name(b"copy \xff%41?#.db")));
+    assert_eq!(mode.expect("the copy").mode() & 0o7777, 0o640);
+    run("restore", name(b"copy \xff%41?#.db"));
+    // The lock and the former database.
+    assert_eq!(files(), before + 3);
+    assert!(server.stdout_of(&["keys", "list"]).contains(&id));
 }
 
 #[test]
@@ -266,11 +261,7 @@ fn a_present_database_that_is_damaged_or_missing_is_replaced() {
     let database = server.folder.path("adriaticum.db");
     fs::remove_file(&database).expect("it should go");
     let message = server.stdout_of(&["restore", "copy.db"]);
-    for part in [
-        "There was no database before.",
-        "look through adriaticum keys list",
-        "is restored",
-    ] {
+    for part in ["There was no database before.", "is restored"] {
         assert!(message.contains(part), "{message}");
     }
     assert!(!message.contains("kept as"), "{message}");
@@ -288,9 +279,9 @@ fn a_present_database_that_is_damaged_or_missing_is_replaced() {
         }
         let message = server.stdout_of(&["restore", "copy.db"]);
         for part in [
-            "The rows of the former database can't be read: it",
-            "The keys of",
-            "password can't be read",
+            "The former database can't be read (it",
+            "look through adriaticum keys list",
+            "The console's password is that of the backup",
             "kept as",
         ] {
             assert!(message.contains(part), "{part:?} expected in {message}");
@@ -333,8 +324,9 @@ fn what_can_be_read_of_a_damaged_database_is_compared() {
     fs::write(&database, &bytes).expect("the database");
     let message = server.stdout_of(&["restore", "copy.db"]);
     for part in [
+        "The audit of the former database can't be read: it is damaged.\n",
         "these stay revoked:\n",
-        "It is damaged. What can be read of it: sqlite3 ",
+        "What can be read of it: sqlite3 ",
     ] {
         assert!(message.contains(part), "{message}");
     }
@@ -374,16 +366,13 @@ fn what_can_not_be_restored_changes_nothing() {
     };
     after(
         "UPDATE usage SET total_tokens = 9 WHERE seq = 2",
-        "does not verify: the row of chatcmpl_",
+        "does not verify: after 1 good row: the row of chatcmpl_",
     );
-    after(
-        "UPDATE usage_rollup SET requests = 9 WHERE span = 3600",
-        "does not verify: the sums differ: hour ",
-    );
+    after("UPDATE usage_days SET requests = 9", "does not verify: ");
     after("PRAGMA user_version = 99", "version 99");
-    after("PRAGMA user_version = 3", "which no release had");
+    after("PRAGMA user_version = 3", "no release had it");
     let drop_all =
-        "DROP TABLE usage; DROP TABLE keys; DROP TABLE usage_rollup; DROP TABLE gateways; DROP TABLE audit; DROP TABLE moved;
+        "DROP TABLE usage; DROP TABLE keys; DROP TABLE key_secrets; DROP TABLE usage_days; DROP TABLE time_zone; DROP TABLE gateways; DROP TABLE audit; DROP TABLE moved;
         DROP TABLE console_tokens; DROP TABLE console_password; PRAGMA user_version = 0";
     after(drop_all, "empty database");
     after(

@@ -13,8 +13,7 @@ use rusqlite::types::Value as Cell;
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
 use serde_json::{Value, json};
 
-use crate::metrics::{metrics_key, value};
-use crate::support::{PATIENCE, Reply, Runtime, Script, Server, chat, completion, request, until};
+use crate::support::{Reply, Runtime, Script, Server, chat, completion};
 
 const QUESTION: &str = "How high is the Velna lighthouse?";
 
@@ -1071,47 +1070,6 @@ fn a_damaged_or_missing_index_is_unavailable_until_it_is_back() {
     }
     fs::write(&index, good).expect("the index that was");
     server.post(&key, &chat(QUESTION)).is_completion();
-}
-
-/// One key's queries delayed those of another until all of them had run.
-#[test]
-fn queries_of_the_index_are_served_in_turn_by_key() {
-    let runtime = Runtime::start();
-    let server = indexed(&runtime)
-        .set("ADRIATICUM_WORKERS", 20)
-        .set("ADRIATICUM_SEARCH_TIMEOUT", PATIENCE.as_secs())
-        .start();
-    let (one, other, watcher) = (server.key(), server.key(), metrics_key(&server));
-    let folder = folder_of(
-        &server,
-        &[("a.md", b"# Velna lighthouse\n\nIt is 47 metres high.")],
-    );
-    server.stdout_of(&["search", "add", &folder]);
-    // The two queries that run wait for this lock, and the others for these two.
-    let index =
-        rusqlite::Connection::open(server.folder.path("adriaticum-search.db")).expect("the index");
-    index
-        .execute_batch("PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE; COMMIT")
-        .expect("a lock");
-    let mut clients = Vec::new();
-    for (key, words, count) in [(&one, "one", 16), (&other, "other", 17)] {
-        while clients.len() < count {
-            let mut client = server.connect();
-            client.send(request(key, &chat(words)));
-            clients.push(client);
-        }
-        until("they run", || {
-            value(&server, &watcher, "adriaticum_workers_busy") == count as f64
-        });
-    }
-    drop(index);
-    for client in &mut clients {
-        client.reply().is_completion();
-    }
-    let place = (0..17)
-        .position(|call| contents(&runtime, call)[1] == "other")
-        .expect("its call");
-    assert!(place < 8, "the other key's query was number {}", place + 1);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Several runtimes: which one is called, when the next is tried, and how a failed one comes back.
 
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::console::{Browser, PASSWORD, has_verdict, set_password};
 use crate::metrics::{metrics_key, value};
-use crate::support::{Runtime, Script, Server, chat, completion, request, until};
+use crate::support::{ClosedPort, Runtime, Script, Server, chat, completion, request, until};
 
 /// A server with these runtimes, in this order.
 fn server(urls: &[String]) -> Server {
@@ -79,13 +79,8 @@ fn no_request_fails_because_another_runtime_refuses() {
 #[test]
 fn no_request_fails_because_another_runtime_cannot_be_reached() {
     let good = Runtime::start();
-    // A port that is taken by a socket that does not listen.
-    let taken = UdpSocket::bind("127.0.0.1:0").expect("a port should be free");
-    let closed = format!(
-        "http://127.0.0.1:{}/v1",
-        taken.local_addr().expect("it has an address").port()
-    );
-    let server = server(&[closed, good.url()]).start();
+    let closed = ClosedPort::new();
+    let server = server(&[format!("http://{}/v1", closed.address), good.url()]).start();
     let key = server.key();
     for _ in 0..60 {
         server.post(&key, &chat("x")).is_completion();

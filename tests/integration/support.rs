@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use adriaticum::listener::{Address, Admission, Area, Limits, Listener, ListeningSocket};
 use adriaticum::secret::SecretDigest;
-use rustix::net::{AddressFamily, SocketType};
+use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -24,6 +25,25 @@ pub const BINARY: &str = env!("CARGO_BIN_EXE_adriaticum");
 
 /// As long as anything on a busy machine may take.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A TCP port that refuses connections: its socket is bound, so that no other one gets it, and does not listen.
+pub struct ClosedPort {
+    pub address: SocketAddr,
+    _socket: OwnedFd,
+}
+
+impl ClosedPort {
+    pub fn new() -> Self {
+        let socket = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+        let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
+        bind(&socket, &any_port).expect("a port should be free");
+        let address = getsockname(&socket).expect("it has an address");
+        Self {
+            address: address.try_into().expect("an address of IPv4"),
+            _socket: socket,
+        }
+    }
+}
 
 /// Waits for a condition, not for a time.
 #[track_caller]
@@ -552,10 +572,8 @@ pub fn raw_request(key: &str, headers: &str, body: &str) -> String {
 
 /// Connects from another address of this host than 127.0.0.1.
 pub fn connect_from(source: [u8; 4], address: SocketAddr) -> TcpStream {
-    let socket =
-        rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
-    rustix::net::bind(&socket, &SocketAddr::from((source, 0)))
-        .expect("an address of the loopback network");
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+    bind(&socket, &SocketAddr::from((source, 0))).expect("an address of the loopback network");
     rustix::net::connect(&socket, &address).expect("a connection");
     socket.into()
 }

@@ -296,11 +296,9 @@ fn the_watchdog_is_not_fed_for_a_loop_or_workers_that_are_stuck() {
     let fed = Arc::new(AtomicU64::new(0));
     let feed = Arc::clone(&fed);
     let time = Duration::from_millis(40);
-    listener.watchdog = Some(Watchdog::new(
-        time,
-        || false,
-        move || _ = feed.fetch_add(1, Ordering::AcqRel),
-    ));
+    listener.watchdog = Some(Watchdog::new(time, move || {
+        _ = feed.fetch_add(1, Ordering::AcqRel)
+    }));
     let mut stopper = listener.stopper().expect("a stopper");
     let stuck = Arc::new(Stuck::default());
     let service = Arc::clone(&stuck);

@@ -75,11 +75,14 @@ def main():
         root = folder / "root"
         root.mkdir()
         config = unpack(ARCHIVE, root)
-        ensure(sorted(path.name for path in root.iterdir()) == ["adriaticum", "data"], "the image has other files")
+        ensure(sorted(path.name for path in root.iterdir()) == ["adriaticum", "data", "usr"], "the image has other files")
+        zones = [path.name for path in (root / "usr" / "share").iterdir()]
+        ensure(zones == ["zoneinfo"], f"the image has other files: {zones}")
         ensure("0" not in config["User"].split(":"), f"the image runs as {config['User']}")
         ensure("ADRIATICUM_LISTEN=0.0.0.0:8080" in config["Env"] and "8080/tcp" in config["ExposedPorts"], f"odd: {config}")
         ensure("/data" in config["Volumes"], f"the image has no volume: {config}")
-        service = Contained(root, config, runtime, console_host="console.test", api_hosts="api.test,127.0.0.1")
+        service = Contained(root, config, runtime, console_host="console.test", api_hosts="api.test,127.0.0.1",
+                            time_zone="Europe/Zagreb")
         for _ in ("first", "after a restart with the same volume"):
             with service:
                 service.wait_until_it_answers()
@@ -91,6 +94,8 @@ def main():
                 code = service.stop(signal.SIGTERM)
                 ensure(code == 0, f"exit code {code}:\n{service.last_logged()}")
         with sqlite3.connect(f"file:{service.database}?mode=ro", uri=True) as database:
+            zone = database.execute("SELECT name, tzdata IS NOT NULL FROM time_zone").fetchone()
+            ensure(zone == ("Europe/Zagreb", 1), f"the database has the zone {zone}")
             rows = database.execute("SELECT count(*) FROM usage WHERE status = 200").fetchone()[0]
         ensure(rows == 2, f"{rows} rows in the volume's ledger")
         ensure(service.database.stat().st_uid == int(config["User"].split(":")[0]), "the database has another owner")

@@ -312,7 +312,7 @@ def same_files(package):
 def completions():
     """Checks that each shell takes its completions, and what they offer."""
     generated = ROOT / "target" / "generated"
-    commands = {"create", "help", "list", "rename", "revoke", "set"}
+    commands = {"create", "help", "list", "rename", "revoke", "rotate", "set"}
     subprocess.run(["zsh", "-n", generated / "_adriaticum"], check=True)
     bash = "source adriaticum.bash; COMP_WORDS=(adriaticum keys ''); COMP_CWORD=2; _adriaticum adriaticum '' keys; " \
            "printf '%s\\n' \"${COMPREPLY[@]}\""

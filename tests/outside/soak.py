@@ -49,9 +49,9 @@ ADD_OLD_ROWS = """
     WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < :rows),
     made AS (SELECT i, :start + i * :span / :rows AS ms FROM n)
     INSERT INTO usage (request_id, key_id, key_name, created, status, prompt_tokens, completion_tokens, total_tokens,
-        duration_ms, queue_ms, runtime_ms)
-    SELECT printf('chatcmpl_%012x%020x', ms, i), 'key_0123456789abcdef', 'earlier', ms / 1000, 200, 11, 3, 14, 900.5, 0.1, 899.5
-    FROM made"""
+        duration_ms, queue_ms, runtime_ms, day)
+    SELECT printf('chatcmpl_%012x%020x', ms, i), 'key_0123456789abcdef', 'earlier', ms / 1000, 200, 11, 3, 14, 900.5, 0.1, 899.5,
+        date(ms / 1000, 'unixepoch') FROM made"""
 
 
 class UnreliableRuntime(SlowRuntime):

@@ -5,22 +5,27 @@ use crate::cli::error::CliError;
 use crate::cli::output::print;
 use crate::cli::text_table;
 use crate::config::Config;
-use crate::database::DatabaseError;
+use crate::database::ProblemKind;
 use crate::ledger::LedgerRow;
 use crate::text::{count, grouped};
-use crate::when;
+use crate::when::Zone;
 
 pub fn run(options: Requests, limit: usize, config: &Config) -> Result<(), CliError> {
     let selection = Selection::open(&options, config)?;
     let (rows, is_more) = newest_rows(&selection, limit)?;
+    let zone = &selection.store.zone;
     let text = if options.json {
         json_lines(&rows) + "\n"
     } else if options.csv {
-        LedgerRow::csv_heading() + &rows.iter().map(LedgerRow::csv_line).collect::<String>()
+        LedgerRow::csv_heading()
+            + &rows
+                .iter()
+                .map(|row| row.csv_line(zone))
+                .collect::<String>()
     } else {
         let columns = "time,request,key,outcome,tokens in,tokens out,total,ms,gateway";
-        heading(selection.period()?)
-            + &text_table::with_heading(columns, rows.iter().map(list_line))
+        heading(selection.period()?, zone)
+            + &text_table::with_heading(columns, rows.iter().map(|row| list_line(row, zone)))
     };
     print(&text)?;
     if is_more {
@@ -55,7 +60,7 @@ fn newest_rows(
     Ok((rows, is_more))
 }
 
-fn list_line(row: &LedgerRow) -> Vec<String> {
+fn list_line(row: &LedgerRow, zone: &Zone) -> Vec<String> {
     let number = |number: Option<i64>| number.map_or("-".into(), grouped);
     let outcome = [
         row.status.map(|status| status.to_string()),
@@ -63,7 +68,7 @@ fn list_line(row: &LedgerRow) -> Vec<String> {
         row.cause.clone(),
     ];
     vec![
-        when::iso(row.created).unwrap_or_default(),
+        zone.iso(row.created).unwrap_or_default(),
         row.request_id.clone(),
         row.key_name.clone(),
         outcome.into_iter().flatten().collect::<Vec<_>>().join(" "),
@@ -87,7 +92,9 @@ fn note_removed_rows(selection: &Selection, listed: i64) -> Result<(), CliError>
             ..=0 => return Ok(()),
             others => format!("{} of this range", count(others, "other request")),
         },
-        Err(DatabaseError::RowsRemoved(_)) => "Some requests of this range".into(),
+        Err(problem) if problem.kind == ProblemKind::RowsRemoved => {
+            "Some requests of this range".into()
+        }
         Err(error) => return Err(error.into()),
     };
     eprintln!(

@@ -21,8 +21,8 @@ use crate::ledger::Grouping;
 pub(super) struct UsageOptions {
     #[command(flatten)]
     requests: Option<Requests>,
-    /// Print one line for each hour, day, month (UTC), key (with its present name), status or
-    /// gateway, or for each pair of two of them: key,month
+    /// Print one line for each hour, day, month (of the database's time zone), key (with its present
+    /// name), status or gateway, or for each pair of two of them: key,month
     #[arg(long, value_name = "GROUP[,GROUP]", value_parser = one_of(Grouping::ALL), value_delimiter = ',', action = ArgAction::Set)]
     by: Vec<Grouping>,
     #[command(subcommand)]

@@ -41,13 +41,21 @@ pub fn run(options: Requests, by: &[Grouping], config: &Config) -> Result<(), Cl
             let line = |row| cells(row, columns.iter().copied());
             rows.iter().map(line).collect()
         };
-        let mut text = csv_line(&[&["since", "until"], &columns[..]].concat());
+        let bounds = ["since", "until", "since_local", "until_local"];
+        let mut text = csv_line(&[&bounds, &columns[..]].concat());
+        let local = |time| selection.store.zone.iso(time).unwrap_or_default();
+        let bounds = vec![
+            since.to_string(),
+            until.to_string(),
+            local(since),
+            local(until),
+        ];
         for cells in figures {
-            text += &csv_line(&[vec![since.to_string(), until.to_string()], cells].concat());
+            text += &csv_line(&[bounds.clone(), cells].concat());
         }
         return print(&text);
     }
-    print(&heading(period))?;
+    print(&heading(period, &selection.store.zone))?;
     if !by.is_empty() {
         let figure = |text: String| grouped(text.parse().expect("a figure should be a number"));
         let line = |row: &UsageRow| {

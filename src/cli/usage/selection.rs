@@ -7,31 +7,30 @@ use crate::cli::keys;
 use crate::cli::open_store::open_store;
 use crate::cli::parsers::{expecting, parse_when};
 use crate::config::Config;
-use crate::database::DatabaseError;
-use crate::keys::SecretUse;
+use crate::database::Problem;
 use crate::ledger::{Filter, Grouping, Matching, RowFilter, UsageRow};
 use crate::store::Store;
-use crate::when::{self, Range, When};
+use crate::when::{self, Range, When, Zone};
 
 /// The requests that a report or a list is about, and its format. `Some` if one of them is given.
 #[derive(clap::Args, Default)]
 pub struct Requests {
-    /// Only requests since then: 90m, 24h, 30d, a date (2026-11-16), a time (2026-11-16T13:00Z,
-    /// 2026-11-16T14:00+01:00), or a time of today (13:00)
+    /// Only requests since then: 90m, 24h, 30d, a date (2026-11-16), a time (2026-11-16T14:00,
+    /// 2026-11-16T13:00Z, 2026-11-16T14:00+01:00), or a time of today (13:00)
     ///
-    /// A time without an offset is in UTC. Days are calendar days in UTC, as on the console: 30d is
-    /// today and the 29 days before it. A time inside an hour whose rows retention has removed is
-    /// refused, because only its total is kept.
+    /// Days, and times without an offset, are those of the database's time zone. 30d is today and
+    /// the 29 days before it, as on the console; 24h is elapsed time. A time that the clock shows
+    /// twice, because it is set back, needs its offset. A time inside a day whose rows retention has removed is
+    /// refused, because only its sums are kept.
     #[arg(long, value_name = "WHEN", value_parser = parse_when)]
     since: Option<When>,
     /// Only requests before that time; a date includes the whole day
     #[arg(long, value_name = "WHEN", value_parser = parse_when)]
     until: Option<When>,
-    /// Only requests of a calendar month, UTC: 2026-10, or last for the one before this month
-    #[arg(long, conflicts_with_all = ["since", "until"],
-        value_parser = expecting("a month as YYYY-MM, or last", |text| Range::parse_month(text, when::now())))]
-    month: Option<Range>,
-    /// Only requests of this key: its id, or its name if no other key has it
+    /// Only requests of a calendar month: 2026-10, or last for the one before this month
+    #[arg(long, conflicts_with_all = ["since", "until"], value_parser = expecting("a month as YYYY-MM, or last", parse_month))]
+    month: Option<String>,
+    /// Only requests of this key: its id, or a name, which means every key that has it
     #[arg(long)]
     key: Option<String>,
     /// Only requests of this gateway, in a shared database
@@ -50,25 +49,26 @@ pub struct Requests {
 /// The database and its rows that are asked for.
 pub struct Selection {
     pub store: Store,
-    /// One or both ends of its range may be open. The sums of whole hours and days answer that,
-    /// whatever retention has removed.
+    /// One or both ends of its range may be open. The sums of whole days answer that, whatever
+    /// retention has removed.
     pub filter: RowFilter,
 }
 
 impl Selection {
     pub fn open(requests: &Requests, config: &Config) -> Result<Self, CliError> {
-        let now = when::now();
-        let range = requests
-            .month
-            .unwrap_or(Range::between(requests.since, requests.until, now))
-            .checked(now)
-            .map_err(|message| CliError::usage(&message))?;
         let store = open_store(config)?;
-        let key = requests
-            .key
-            .as_ref()
-            .map(|text| keys::find(&store, text, SecretUse::Refused))
-            .transpose()?;
+        let (now, zone) = (when::now(), &store.zone);
+        let month = requests.month.as_deref();
+        let range = month
+            .and_then(|month| Range::parse_month(month, now, zone))
+            .map_or_else(
+                || Range::between(requests.since, requests.until, now, zone),
+                Ok,
+            )
+            .and_then(|range| range.checked(now, zone))
+            .map_err(|message| CliError::usage(&message))?;
+        let keys = requests.key.as_ref().map(|text| keys::ids(&store, text));
+        let keys = keys.transpose()?;
         if let Some(name) = &requests.gateway {
             check_gateway(&store, name)?;
         }
@@ -76,8 +76,10 @@ impl Selection {
             store,
             filter: RowFilter {
                 range,
-                key_id: key.map(|key| key.id),
-                gateway: requests.gateway.clone(),
+                requests: Filter {
+                    keys,
+                    gateway: requests.gateway.clone(),
+                },
                 matching: Matching::Anything,
                 cause: None,
                 least_ms: None,
@@ -86,27 +88,32 @@ impl Selection {
         })
     }
 
-    pub fn grouped(&self, by: &[Grouping]) -> Result<Vec<UsageRow>, DatabaseError> {
-        let filter = Filter {
-            key_id: self.filter.key_id.as_deref(),
-            gateway: self.filter.gateway.as_deref(),
-        };
-        self.store.ledger.grouped(self.filter.range, filter, by)
+    pub fn grouped(&self, by: &[Grouping]) -> Result<Vec<UsageRow>, Problem> {
+        let RowFilter {
+            range, requests, ..
+        } = &self.filter;
+        self.store.ledger.grouped(*range, requests.clone(), by)
     }
 
     /// The range without open ends, to be called after the figures are read, so that it covers all
     /// of them.
-    pub fn period(&self) -> Result<Range, DatabaseError> {
+    pub fn period(&self) -> Result<Range, Problem> {
         self.store.ledger.bounded(self.filter.range, when::now())
     }
 }
 
-/// The first line of a text.
-pub fn heading(period: Range) -> String {
-    match period.bounds() {
-        [first, last] if first == last => format!("{first} (UTC)\n"),
-        [first, last] if first.ends_with('Z') => format!("{first} to {last}\n"),
-        [first, last] => format!("{first} to {last} (UTC)\n"),
+/// Which month it is depends on the zone of the database.
+fn parse_month(text: &str) -> Option<String> {
+    Range::parse_month(text, when::now(), &Zone::utc()).map(|_| text.to_owned())
+}
+
+/// The first line of a text. Times have their offset, dates need the zone.
+pub fn heading(period: Range, zone: &Zone) -> String {
+    let name = zone.name();
+    match period.bounds(zone) {
+        [first, last] if first == last => format!("{first} ({name})\n"),
+        [first, last] if first.contains('T') => format!("{first} to {last}\n"),
+        [first, last] => format!("{first} to {last} ({name})\n"),
     }
 }
 

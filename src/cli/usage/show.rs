@@ -5,10 +5,10 @@ use crate::cli::open_store::open_store;
 use crate::cli::output::{print, print_json};
 use crate::cli::text_table;
 use crate::config::Config;
-use crate::when;
 
 pub fn run(id: &str, json: bool, config: &Config) -> Result<(), CliError> {
-    let row = open_store(config)?.ledger.find_row(id)?.ok_or_else(|| {
+    let store = open_store(config)?;
+    let row = store.ledger.find_row(id)?.ok_or_else(|| {
         CliError::failed(format!(
             "there is no row for {id:?}. A request without a valid key has none, and retention removes old rows."
         ))
@@ -45,7 +45,10 @@ pub fn run(id: &str, json: bool, config: &Config) -> Result<(), CliError> {
         ("key", format!("{} ({})", row.key_id, row.key_name)),
         (
             "created",
-            when::iso(row.created).unwrap_or_else(|| row.created.to_string()),
+            store
+                .zone
+                .iso(row.created)
+                .unwrap_or_else(|| row.created.to_string()),
         ),
         ("outcome", outcome),
         ("cause", row.cause.unwrap_or_else(|| "-".into())),

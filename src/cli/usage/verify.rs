@@ -7,10 +7,9 @@ use crate::cli::open_store::open_store;
 use crate::cli::output::{print, print_json};
 use crate::cli::parsers::expecting;
 use crate::config::Config;
-use crate::ledger::{ChainHead, Fault, HeadStatus, Verification};
+use crate::ledger::{ChainHead, HeadStatus, Verification};
 use crate::progress::Progress;
 use crate::text::count;
-use crate::when;
 
 #[derive(clap::Args)]
 pub(super) struct VerifyOptions {
@@ -47,14 +46,8 @@ pub(super) fn run(
 /// Returns the reason why the ledger or the given head can't be trusted. A head that can't be
 /// checked is a failure too, so that a script notices it.
 fn failure(found: &Verification, through: Option<&(HeadStatus, ChainHead)>) -> Option<String> {
-    let rows = found.rows as i64;
-    match &found.fault {
-        Some(fault @ (Fault::Sums { .. } | Fault::Total { .. })) => {
-            let rows = count(rows, "row");
-            return Some(format!("nothing wrong in {rows}, but {fault}."));
-        }
-        Some(fault) => return Some(format!("after {}: {fault}.", count(rows, "good row"))),
-        None => {}
+    if let Some(fault) = &found.fault {
+        return Some(format!("{fault}."));
     }
     let (status, head) = through?;
     let reason = match status {
@@ -79,11 +72,11 @@ fn summary(found: &Verification, through: Option<&(HeadStatus, ChainHead)>) -> S
     let through = through.map_or(String::new(), |(_, head)| {
         format!("{head} is part of the chain.\n")
     });
-    let unproven = found.unproven.as_ref().map_or(String::new(), |unproven| {
-        let before = when::iso(unproven.before).unwrap_or_else(|| unproven.before.to_string());
+    let unproven = found.unproven.as_ref().map_or(String::new(), |days| {
         format!(
-            "{} of spans before {before} can't be proven: retention has removed their rows.\n",
-            count(unproven.count as i64, "sum")
+            "The sums of {} until {} can't be proven: retention has removed rows of theirs.\n",
+            count(days.count as i64, "day"),
+            days.until
         )
     });
     format!(
@@ -108,9 +101,9 @@ fn as_json(found: &Verification, through: Option<&(HeadStatus, ChainHead)>, ok: 
         "ok": ok,
         "rows": found.rows,
         "sums": found.sums,
-        "unproven": found.unproven.map(|unproven| json!({"sums": unproven.count, "before": unproven.before})),
+        "unproven": found.unproven.as_ref().map(|days| json!({"days": days.count, "until": days.until})),
         "heads": found.heads.iter().map(members).collect::<Vec<_>>(),
-        "fault": found.fault.as_ref().map(ToString::to_string),
+        "fault": found.fault,
         "through": through,
     })
 }

@@ -5,30 +5,30 @@ use std::time::Duration;
 use maud::{Markup, html};
 
 use crate::text::{count, grouped};
-use crate::when;
+use crate::when::Zone;
 
-/// A time to the minute. The script gives every time a tooltip with the local time.
-pub fn minute(unix: i64) -> Markup {
-    time_element(unix, 16)
+/// A time to the minute. The script gives every time a tooltip with the reader's own time.
+pub fn minute(unix: i64, zone: &Zone) -> Markup {
+    time_element(unix, zone, zone.format_once(unix, "%F %H:%M"))
 }
 
-pub fn second(unix: i64) -> Markup {
-    time_element(unix, 19)
+pub fn second(unix: i64, zone: &Zone) -> Markup {
+    time_element(unix, zone, zone.format_once(unix, "%F %T"))
 }
 
-pub fn date(unix: i64) -> Markup {
-    time_element(unix, 10)
+pub fn date(unix: i64, zone: &Zone) -> Markup {
+    time_element(unix, zone, zone.format(unix, "%F"))
 }
 
-fn time_element(unix: i64, length: usize) -> Markup {
-    match when::iso(unix) {
-        Some(exact) => html! { time datetime=(exact) { (exact[..length].replace('T', " ")) } },
-        None => html! { "–" },
+fn time_element(unix: i64, zone: &Zone, text: Option<String>) -> Markup {
+    match (zone.iso(unix), text) {
+        (Some(exact), Some(text)) => html! { time datetime=(exact) { (text) } },
+        _ => html! { "–" },
     }
 }
 
 /// The time of an event that may not happen.
-pub fn or_never(time: Option<i64>, format: fn(i64) -> Markup) -> Markup {
+pub fn or_never(time: Option<i64>, format: impl Fn(i64) -> Markup) -> Markup {
     time.map_or_else(|| html! { "never" }, format)
 }
 
@@ -105,14 +105,24 @@ pub fn bytes(size: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::when::tests::zone;
 
     #[test]
     fn times_durations_and_sizes() {
         assert_eq!(
-            minute(978_307_261).into_string(),
+            minute(978_307_261, &Zone::utc()).into_string(),
             "<time datetime=\"2001-01-01T00:01:01Z\">2001-01-01 00:01</time>"
         );
-        assert_eq!(second(i64::MAX).into_string(), "–");
+        let zagreb = zone("Europe/Zagreb");
+        assert_eq!(
+            date(978_307_261, &zagreb).into_string(),
+            "<time datetime=\"2001-01-01T01:01:01+01:00\">2001-01-01</time>"
+        );
+        assert_eq!(
+            second(1_792_891_800, &zagreb).into_string(),
+            "<time datetime=\"2026-10-25T02:30:00+01:00\">2026-10-25 02:30:00+01:00</time>"
+        );
+        assert_eq!(second(i64::MAX, &zagreb).into_string(), "–");
         for (ms, text) in [
             (0.04, "0.0 ms"),
             (7.26, "7.3 ms"),

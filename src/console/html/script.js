@@ -1,7 +1,7 @@
 // Conveniences: every page works without this script.
 "use strict";
 
-// Tooltips: the local time, and the whole of a name that is cut off.
+// Tooltips: the reader's own time, and the whole of a name that is cut off.
 document.addEventListener("pointerover", (event) => {
   const name = event.target.closest?.(".text");
   if (name?.scrollHeight > name?.clientHeight + 1) name.title = name.textContent;

@@ -4,9 +4,9 @@ use maud::{Markup, html};
 
 use crate::console::{html::form::Form, page::PageRequest};
 use crate::keys::{
-    Budget, BudgetPeriod, CONCURRENT_TAKES, Key, KeyName, Permission, parse_concurrent,
+    Budget, BudgetPeriod, CONCURRENT_TAKES, Key, KeyName, KeyTerms, Permission, parse_concurrent,
 };
-use crate::when::{self, When};
+use crate::when::{self, When, Zone};
 
 const EXPIRIES: [(&str, &str); 6] = [
     ("", "Never"),
@@ -41,14 +41,6 @@ pub struct KeyForm {
     loaded: i64,
 }
 
-/// The values of the fields, if all are right.
-pub struct KeyTerms {
-    pub name: KeyName,
-    pub expires: Option<i64>,
-    pub concurrent: Option<u32>,
-    pub budget: Option<Budget>,
-}
-
 impl KeyForm {
     pub fn new(now: i64) -> Self {
         Self {
@@ -63,12 +55,13 @@ impl KeyForm {
     }
 
     pub fn from_key(key: &Key, now: i64) -> Self {
-        let budget = key.budget.map(|budget| budget.budget);
+        let terms = &key.terms;
+        let budget = terms.budget;
         Self {
             name: key.name.clone(),
-            permissions: key.permissions.clone(),
-            expires: key.expires.map_or("", |_| KEEP).into(),
-            concurrent: key
+            permissions: terms.permissions.clone(),
+            expires: terms.expires.map_or("", |_| KEEP).into(),
+            concurrent: terms
                 .concurrent
                 .map_or(String::new(), |number| number.to_string()),
             budget: budget.map_or(String::new(), |budget| budget.tokens.to_string()),
@@ -98,22 +91,33 @@ impl KeyForm {
         }
     }
 
-    /// Checks all fields. `present` is the key's expiry.
-    pub fn check(&self, present: Option<i64>, now: i64) -> Result<KeyTerms, WrongField> {
+    /// Checks all fields, and returns their values. `present` is the key's expiry.
+    pub fn check(
+        &self,
+        present: Option<i64>,
+        now: i64,
+        zone: &Zone,
+    ) -> Result<(KeyName, KeyTerms), WrongField> {
         let name = KeyName::parse(&self.name)
             .ok_or_else(|| ("name", format!("The name has {}.", KeyName::TAKES)))?;
         if self.permissions.is_empty() {
             return Err(("permission", "Choose at least one permission.".into()));
         }
         let expires = match (self.expires.as_str(), When::parse(&self.date)) {
-            ("", _) => None,
-            (KEEP, _) => present,
-            ("date", Some(date @ When::Date(_))) => Some(date.expiry(self.loaded)),
+            ("" | KEEP, _) => None,
+            ("date", date @ Some(When::Date(_))) => date,
             ("date", _) => return Err(("date", "Give the date as YYYY-MM-DD.".into())),
             (term, _) => match When::parse(term) {
-                Some(term) => Some(term.expiry(self.loaded)),
                 None => return Err(("expires", "Choose when it expires.".into())),
+                term => term,
             },
+        };
+        let expires = match self.expires.as_str() {
+            KEEP => present,
+            _ => expires
+                .map(|term| term.expiry(self.loaded, zone))
+                .transpose()
+                .map_err(|message| ("expires", message))?,
         };
         if self.expires != KEEP && expires.is_some_and(|expires| expires <= now) {
             return Err(("date", "The date lies in the past.".into()));
@@ -137,16 +141,17 @@ impl KeyForm {
                 Some(budget.ok_or(("budget", message.to_owned()))?)
             }
         };
-        Ok(KeyTerms {
-            name,
+        let terms = KeyTerms {
+            permissions: self.permissions.clone(),
             expires,
             concurrent,
             budget,
-        })
+        };
+        Ok((name, terms))
     }
 
     /// The fields as HTML, of which one may be marked as wrong. That one has the focus.
-    pub fn fields(&self, present: Option<i64>, wrong: Option<&WrongField>) -> Markup {
+    pub fn fields(&self, present: Option<i64>, wrong: Option<&WrongField>, zone: &Zone) -> Markup {
         let invalid = |field: &str| wrong.filter(|(name, _)| *name == field).map(|_| "true");
         let has_focus = |field: &str| field == wrong.map_or("name", |(name, _)| name);
         html! {
@@ -168,13 +173,13 @@ impl KeyForm {
             label for="expires" { "Expires" }
             select #expires name="expires" autofocus[has_focus("expires")] aria-invalid=[invalid("expires")] {
                 @if let Some(time) = present {
-                    option value=(KEEP) selected[self.expires == KEEP] { (when::format_utc(time)) " (unchanged)" }
+                    option value=(KEEP) selected[self.expires == KEEP] { (zone.format_local(time)) " (unchanged)" }
                 }
                 @for (value, text) in EXPIRIES { option value=(value) selected[self.expires == value] { (text) } }
             }
             div.date {
-                label for="date" { "Date, if it expires on one (UTC)" }
-                input #date type="date" name="date" value=(self.date) min=(&when::format_utc(when::now())[..10])
+                label for="date" { "Date, if it expires on one" }
+                input #date type="date" name="date" value=(self.date) min=(zone.date(when::now()))
                     autofocus[has_focus("date")] aria-invalid=[invalid("date")];
             }
             label for="concurrent" { "Concurrent requests" }
@@ -191,7 +196,7 @@ impl KeyForm {
                     }
                 }
             }
-            p.help #budget-help { "When it is used up, requests get 403 until the next calendar day or month, UTC. Empty: no budget." }
+            p.help #budget-help { "When it is used up, requests get 403 until the next calendar day or month. Empty: no budget." }
         }
     }
 }

@@ -15,12 +15,12 @@ use crate::console::{
     layout,
     page::{Operator, PageResult},
 };
-use crate::database::DatabaseError;
-use crate::keys::{Budget, Key, KeyBudget, KeyState, Permission, time_left};
+use crate::database::Problem;
+use crate::keys::{Budget, Key, KeyState, Permission, time_left};
 use crate::ledger::{Filter, Span, Sums};
 use crate::store::Store;
 use crate::text::grouped;
-use crate::when::{DAY, Range, interval_end};
+use crate::when::{Range, When, Zone};
 
 /// The days over which requests are counted: today and the days before it.
 const COUNTED_DAYS: i64 = 30;
@@ -45,12 +45,14 @@ type KeyEntry = (Sums, Key);
 /// Compares two keys; equal ones are in the order of their ids.
 fn compare(order: SortOrder, (sums_a, a): &KeyEntry, (sums_b, b): &KeyEntry) -> Ordering {
     // A key that never expires comes last.
-    let end = |key: &Key| key.revoked.or(key.expires).unwrap_or(i64::MAX);
+    let end = |key: &Key| key.revoked.or(key.terms.expires).unwrap_or(i64::MAX);
     // A key without a budget has used less than nothing of it.
-    let used_share = |key: &Key| key.budget.map(|budget| budget.percent());
+    let used_share = |key: &Key| key.terms.budget.map(|budget| budget.percent());
     let ascending = match order.column {
         "name" => a.name.to_lowercase().cmp(&b.name.to_lowercase()),
-        "permissions" => Permission::join(&a.permissions).cmp(&Permission::join(&b.permissions)),
+        "permissions" => {
+            Permission::join(&a.terms.permissions).cmp(&Permission::join(&b.terms.permissions))
+        }
         "budget" => used_share(a).cmp(&used_share(b)),
         "end" => end(a).cmp(&end(b)),
         "used" => a.last_used.cmp(&b.last_used),
@@ -136,8 +138,9 @@ pub fn is_match(key: &Key, text: &str) -> bool {
     let is_part = |text: &str| wanted.len() >= 4 && text.contains(&wanted);
     key.name.to_lowercase().contains(&wanted)
         || is_part(&key.id)
-        || is_part(key.mark())
+        || is_part(&key.hint)
         || key
+            .terms
             .permissions
             .iter()
             .any(|permission| permission.as_str() == wanted)
@@ -148,11 +151,11 @@ pub fn recent_sums(
     store: &Store,
     filter: Filter,
     now: i64,
-) -> Result<HashMap<String, Sums>, DatabaseError> {
-    let until = interval_end(now, DAY);
+) -> Result<HashMap<String, Sums>, Problem> {
+    let (zone, days) = (&store.zone, When::Days(COUNTED_DAYS));
     let range = Range {
-        since: until - COUNTED_DAYS * DAY,
-        until,
+        since: days.begin(now, zone).unwrap_or(i64::MIN),
+        until: zone.day(now).until,
     };
     let mut figures: HashMap<String, Sums> = HashMap::new();
     store.ledger.figures(Span::Day, range, filter, |row| {
@@ -227,7 +230,7 @@ pub fn page(operator: &Operator) -> PageResult {
                     a.button href="/keys" { "Show all active keys" }
                 }
             } @else {
-                (table(&view, &listed[pages.rows_on_page.clone()], request.now))
+                (table(&view, &listed[pages.rows_on_page.clone()], request.now, &operator.console.store.zone))
                 (pages.links("key", address))
             }
         }
@@ -283,7 +286,7 @@ fn filters(view: &KeyListView, counts: [usize; 3]) -> Markup {
     }
 }
 
-fn table(view: &KeyListView, entries: &[KeyEntry], now: i64) -> Markup {
+fn table(view: &KeyListView, entries: &[KeyEntry], now: i64, zone: &Zone) -> Markup {
     let is_revoked = view.state == KeyState::Revoked;
     let headings = COLUMNS.map(|(first_click, heading)| {
         let sorted = KeyListView {
@@ -298,7 +301,7 @@ fn table(view: &KeyListView, entries: &[KeyEntry], now: i64) -> Markup {
         view.order
             .heading(first_click.column, heading, &sorted.address("/keys"))
     });
-    let rows = entries.iter().map(|entry| cells(view, entry, now));
+    let rows = entries.iter().map(|entry| cells(view, entry, now, zone));
     cards(
         if is_revoked { "keys revoked" } else { "keys" },
         &headings,
@@ -308,22 +311,22 @@ fn table(view: &KeyListView, entries: &[KeyEntry], now: i64) -> Markup {
 
 /// A page has fifty rows of these and stays below 60 KB, so they have no more markup than they
 /// need.
-fn cells(view: &KeyListView, (sums, key): &KeyEntry, now: i64) -> Vec<Markup> {
+fn cells(view: &KeyListView, (sums, key): &KeyEntry, now: i64, zone: &Zone) -> Vec<Markup> {
     vec![
         html! {
             a.text href=(view.key_address(&key.id, "")) { (key.name) }
-            " " code.muted { (key.mark()) }
+            " " code.muted { (key.hint) }
         },
-        html! { (Permission::join(&key.permissions).replace(',', ", ")) },
+        html! { (Permission::join(&key.terms.permissions).replace(',', ", ")) },
         html! {
-            @if let Some(budget) = &key.budget { (budget_bar(budget)) " " }
-            @if let Some(number) = key.concurrent { span.muted { (number) " concurrent" } }
+            @if let Some(budget) = &key.terms.budget { (budget_bar(budget)) " " }
+            @if let Some(number) = key.terms.concurrent { span.muted { (number) " concurrent" } }
         },
         html! {
-            (or_never(key.revoked.or(key.expires), format::date))
+            (or_never(key.revoked.or(key.terms.expires), |time| format::date(time, zone)))
             (expiry_badge(key, now))
         },
-        or_never(key.last_used, format::minute),
+        or_never(key.last_used, |time| format::minute(time, zone)),
         html! { a href=(format!("/requests?range=30d&key={}", key.id)) { (grouped(sums.requests)) } },
         html! {
             @if sums.errors > 0 { a href=(format!("/requests?range=30d&key={}&outcome=failed", key.id)) { (grouped(sums.errors)) } }
@@ -337,18 +340,15 @@ pub fn expiry_badge(key: &Key, now: i64) -> Markup {
     html! {
         @match key.state(now) {
             KeyState::Expired => { " " span.badge.bad { "expired" } },
-            KeyState::Expiring => { " " span.badge.warn { "expires in " (time_left(key.expires.unwrap_or(now) - now)) } },
+            KeyState::Expiring => { " " span.badge.warn { "expires in " (time_left(key.terms.expires.unwrap_or(now) - now)) } },
             KeyState::Active | KeyState::Revoked => {},
         }
     }
 }
 
 /// The used part of a budget, as a bar and in figures.
-pub fn budget_bar(budget: &KeyBudget) -> Markup {
-    let KeyBudget {
-        budget: Budget { tokens, per },
-        used,
-    } = *budget;
+pub fn budget_bar(budget: &Budget) -> Markup {
+    let Budget { tokens, per, used } = *budget;
     html! {
         progress max=(tokens) value=(used.min(tokens)) class=[budget.is_nearly_used_up().then_some("bad")] aria-label="Used of the budget" {}
         (budget.percent()) "% of " (grouped(tokens)) " a " (per.as_str())
@@ -359,6 +359,7 @@ pub fn budget_bar(budget: &KeyBudget) -> Markup {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::keys::KeyTerms;
 
     fn view(query: &str) -> KeyListView {
         KeyListView::read(&Form::parse(query))
@@ -368,8 +369,11 @@ mod tests {
         let key = Key {
             id: format!("key_{id}"),
             name: name.into(),
-            expires,
-            hint: Some(format!("adr_{id}…c41d")),
+            hint: format!("adr_{id}…c41d"),
+            terms: KeyTerms {
+                expires,
+                ..KeyTerms::example()
+            },
             ..Key::example()
         };
         (

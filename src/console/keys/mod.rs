@@ -12,10 +12,11 @@ use super::layout::{self, copy_box, form_token};
 use super::page::{Operator, PageError, PageResult};
 use crate::checks::is_local;
 use crate::http::{Request, Response};
-use crate::keys::{Key, KeyChange, KeyChanged, KeyState, NewKey, Permission};
+use crate::keys::{Key, KeyChanged, KeyState, Permission};
 use crate::ledger::{Filter, Sums};
 use crate::secret::{SecretDigest, new_secret, secret_hex};
 use crate::text::{count, grouped};
+use crate::when::Zone;
 
 /// The number of random bytes that identify a form for a new key.
 const ONCE_BYTES: usize = 16;
@@ -40,7 +41,7 @@ fn form(operator: &Operator, wanted: &KeyForm, wrong: Option<&WrongField>) -> Re
             form method="post" action="/keys" {
                 (form_token(operator.session))
                 input type="hidden" name="once" value=(secret_hex::<ONCE_BYTES>());
-                (wanted.fields(None, wrong))
+                (wanted.fields(None, wrong, &operator.console.store.zone))
                 div.buttons {
                     button.primary type="submit" { "Create key" }
                     a.button href=(KeyListView::read(&operator.request.query).address("/keys")) { "Cancel" }
@@ -55,22 +56,17 @@ fn form(operator: &Operator, wanted: &KeyForm, wrong: Option<&WrongField>) -> Re
 pub fn create(operator: &Operator) -> PageResult {
     let request = operator.request;
     let wanted = KeyForm::read(&request.form, request.now);
-    let terms = match wanted.check(None, request.now) {
-        Ok(terms) => terms,
+    let store = &operator.console.store;
+    let (name, terms) = match wanted.check(None, request.now, &store.zone) {
+        Ok(checked) => checked,
         Err(wrong) => return Ok(form(operator, &wanted, Some(&wrong))),
     };
     let secret = new_secret();
     let id = id_for(request.form.get("once")).ok_or(PageError::Stale)?;
-    let key = NewKey {
-        name: &terms.name,
-        permissions: &wanted.permissions,
-        created: request.now,
-        expires: terms.expires,
-        concurrent: terms.concurrent,
-        budget: terms.budget,
-    };
-    let keys = &operator.console.store.keys;
-    if !keys.add_as(&id, &secret, &key, &request.actor())? {
+    if !store
+        .keys
+        .add(&id, &secret, &name, &terms, &request.actor())?
+    {
         return Ok(layout::redirect(&format!("/keys?made={id}")));
     }
     log::info!("console: {id} was created");
@@ -175,20 +171,20 @@ pub fn change(operator: &Operator, id: &str) -> PageResult {
     let key = find(operator, id)?;
     let wanted = KeyForm::read(&request.form, request.now);
     let not_saved = |key: &Key, why| key_page(operator, key, &wanted, Some(&why));
-    let terms = match wanted.check(key.expires, request.now) {
-        Ok(terms) => terms,
+    let store = &operator.console.store;
+    let (name, terms) = match wanted.check(key.terms.expires, request.now, &store.zone) {
+        Ok(checked) => checked,
         Err(wrong) => return not_saved(&key, NotSaved::Wrong(wrong)),
     };
-    let changes = [
-        KeyChange::Name(terms.name),
-        KeyChange::Permissions(wanted.permissions.clone()),
-        KeyChange::Expires(terms.expires),
-        KeyChange::Concurrent(terms.concurrent),
-        KeyChange::Budget(terms.budget),
-    ];
+    let edit = move |key: &mut Key| {
+        key.name = name.as_str().to_owned();
+        key.terms = terms.clone();
+    };
     let version = request.form.get("version");
-    let keys = &operator.console.store.keys;
-    match keys.change(id, Some(version), &changes, &request.actor())? {
+    match store
+        .keys
+        .change(id, Some(version), edit, &request.actor())?
+    {
         KeyChanged::Done => {
             log::info!("console: {id} was changed");
             Ok(layout::redirect(
@@ -212,10 +208,7 @@ fn key_page(
         request,
         session,
     } = *operator;
-    let filter = Filter {
-        key_id: Some(&key.id),
-        ..Filter::ALL
-    };
+    let filter = Filter::of_key(&key.id);
     let sums = recent_sums(&console.store, filter, request.now)?
         .remove(&key.id)
         .unwrap_or_default();
@@ -242,12 +235,12 @@ fn key_page(
                     }
                 },
             }
-            (facts(key, &sums, not_saved.is_some() || key.revoked.is_some(), request.now))
+            (facts(key, &sums, not_saved.is_some() || key.revoked.is_some(), request.now, &console.store.zone))
             @if key.revoked.is_none() {
                 form method="post" action=(address) {
                     (form_token(session))
                     input type="hidden" name="version" value=(key.version());
-                    (wanted.fields(key.expires, wrong))
+                    (wanted.fields(key.terms.expires, wrong, &console.store.zone))
                     div.buttons {
                         button.primary type="submit" { "Save changes" }
                         a.button href=(list.address("/keys")) { "Cancel" }
@@ -263,24 +256,28 @@ fn key_page(
 }
 
 /// The facts about a key; with its terms, if the form has others or there is none.
-fn facts(key: &Key, sums: &Sums, with_terms: bool, now: i64) -> Markup {
-    let time = |time| or_never(time, format::minute);
+fn facts(key: &Key, sums: &Sums, with_terms: bool, now: i64, zone: &Zone) -> Markup {
+    let terms = &key.terms;
+    let time = |time| or_never(time, |time| format::minute(time, zone));
     html! {
         dl.facts {
-            dt { "Key" } dd { code { (key.hint.as_deref().unwrap_or("unknown")) } }
-            dt { "Id" } dd { code { (key.id) } }
-            dt { "Created" } dd { (format::minute(key.created)) }
-            @if key.revoked.is_some() { dt { "Revoked" } dd { (time(key.revoked)) } }
-            @if with_terms { dt { "Permissions" } dd { (Permission::join(&key.permissions).replace(',', ", ")) } }
-            @if with_terms || key.state(now) != KeyState::Active { dt { "Expires" } dd { (time(key.expires)) (expiry_badge(key, now)) } }
-            @if with_terms {
-                dt { "Concurrent requests" } dd { @match key.concurrent { Some(number) => (number), None => "any number" } }
+            dt { "Key" } dd { code { (key.hint) } }
+            @if let Some(old) = &key.overlap {
+                dt { "Replaced key" } dd { code { (old.hint) } ", accepted until " (format::minute(old.ends, zone)) }
             }
-            @if let Some(budget) = &key.budget {
+            dt { "Id" } dd { code { (key.id) } }
+            dt { "Created" } dd { (format::minute(key.created, zone)) }
+            @if key.revoked.is_some() { dt { "Revoked" } dd { (time(key.revoked)) } }
+            @if with_terms { dt { "Permissions" } dd { (Permission::join(&terms.permissions).replace(',', ", ")) } }
+            @if with_terms || key.state(now) != KeyState::Active { dt { "Expires" } dd { (time(terms.expires)) (expiry_badge(key, now)) } }
+            @if with_terms {
+                dt { "Concurrent requests" } dd { @match terms.concurrent { Some(number) => (number), None => "any number" } }
+            }
+            @if let Some(budget) = &terms.budget {
                 dt { "Budget" }
                 dd {
                     (budget_bar(budget)) br;
-                    span.muted { (grouped(budget.used)) " used, renewed at " (format::minute(budget.budget.per.containing(now).until)) " UTC" }
+                    span.muted { (grouped(budget.used)) " used, renewed at " (format::minute(budget.per.containing(now, zone).until, zone)) " " (zone.name()) }
                 }
             }
             dt { "Last used" } dd { (time(key.last_used)) }
@@ -297,7 +294,7 @@ fn facts(key: &Key, sums: &Sums, with_terms: bool, now: i64) -> Markup {
 
 pub fn confirm_revoke(operator: &Operator, id: &str) -> PageResult {
     let list = KeyListView::read(&operator.request.query);
-    let key = find(operator, id)?;
+    let (key, zone) = (find(operator, id)?, &operator.console.store.zone);
     if key.revoked.is_some() {
         // The browser went back after the revocation: the key's page has its time.
         return Ok(layout::redirect(&list.key_address(id, "")));
@@ -305,11 +302,11 @@ pub fn confirm_revoke(operator: &Operator, id: &str) -> PageResult {
     let content = html! {
         main.narrow {
             h1 { "Revoke " span.text { (key.name) } "?" }
-            p { "Every request with the key " code { (key.mark()) } " will be refused, from the \
+            p { "Every request with the key " code { (key.hint) } " will be refused, from the \
                  next one on. " strong { "This can’t be undone." } }
             p {
                 @match key.last_used {
-                    Some(time) => { "It was last used at " (format::minute(time)) " UTC. Its requests stay in the ledger." },
+                    Some(time) => { "It was last used at " (format::minute(time, zone)) " " (zone.name()) ". Its requests stay in the ledger." },
                     None => "It was never used.",
                 }
             }
@@ -332,7 +329,8 @@ pub fn confirm_revoke(operator: &Operator, id: &str) -> PageResult {
 pub fn revoke(operator: &Operator, id: &str) -> PageResult {
     let request = operator.request;
     let keys = &operator.console.store.keys;
-    if !keys.revoke(id, request.now, &request.actor())? {
+    let revoked = keys.revoke(id, request.now, &request.actor())?;
+    if matches!(revoked, KeyChanged::NoSuchKey) {
         return Err(PageError::NotFound);
     }
     log::info!("console: {id} was revoked");

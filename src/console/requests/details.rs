@@ -45,7 +45,7 @@ pub fn page(operator: &Operator, id: &str) -> PageResult {
                     (usage.retention_days).";
         return Ok(missing(operator, id, text));
     };
-    let key = console.store.keys.get(&row.key_id)?;
+    let (key, zone) = (console.store.keys.get(&row.key_id)?, &console.store.zone);
     let content = html! {
         main {
             p.crumbs { a href=(operator.request.with_query("/requests")) { "Requests" } " / Request" }
@@ -54,7 +54,7 @@ pub fn page(operator: &Operator, id: &str) -> PageResult {
             @if let Some(text) = advice(&row) { p.notice { (text) } }
             (timeline(&row))
             dl.facts {
-                dt { "Received" } dd { (format::second(row.created)) " UTC" }
+                dt { "Received" } dd { (format::second(row.created, zone)) " " (zone.name()) }
                 dt { "Key" } dd {
                     a href=(format!("/keys/{}", row.key_id)) { span.text { (row.key_name) } } " "
                     code.muted { (row.key_id) }

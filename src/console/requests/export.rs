@@ -9,12 +9,11 @@ use crate::console::{
     page::{Operator, PageError, PageResult},
     usage::view::UsageView,
 };
-use crate::database::DatabaseError;
+use crate::database::Problem;
 use crate::http::Response;
 use crate::ledger::{LedgerRow, RowFilter, Span, Sums};
 use crate::store::Store;
 use crate::text::{cells, csv_line};
-use crate::when::{self, Range};
 
 /// The most lines of an export, which is a response of some 4 MB.
 const MAX_LINES: usize = 10_000;
@@ -22,7 +21,8 @@ const MAX_LINES: usize = 10_000;
 /// A search for rare rows among many holds a thread of the console for this long.
 const LONGEST_SEARCH: Duration = Duration::from_secs(5);
 
-const ROWS_PER_READ: usize = 500;
+/// As many as the ledger searches at a time.
+const ROWS_PER_READ: usize = 2_000;
 
 const TOTALS_COLUMNS: [&str; 9] = [
     "day",
@@ -63,7 +63,7 @@ fn row_lines(
     filter: &RowFilter,
     is_json: bool,
     deadline: Instant,
-) -> Result<Option<String>, DatabaseError> {
+) -> Result<Option<String>, Problem> {
     let (mut text, mut lines, mut after) = (String::new(), 0, None);
     loop {
         let listing = store
@@ -75,7 +75,7 @@ fn row_lines(
                 let row = serde_json::to_string(row).expect("a row should have its JSON");
                 text.extend([separator, &row]);
             } else {
-                text += &row.csv_line();
+                text += &row.csv_line(&store.zone);
             }
         }
         lines += listing.rows.len();
@@ -94,48 +94,34 @@ pub fn totals(operator: &Operator) -> PageResult {
     let store = &operator.console.store;
     let keys = store.keys.list()?;
     let view = UsageView::from_request(operator, &keys)?;
-    store.ledger.check_rows_of(view.range)?;
-    let names = keys.into_iter().map(|key| (key.id, key.name)).collect();
+    let names: BTreeMap<String, String> = keys.into_iter().map(|key| (key.id, key.name)).collect();
     let command = "usage --by day,key --csv";
-    export(operator, &view, "totals", "csv", command, |deadline| {
+    export(operator, &view, "totals", "csv", command, |_| {
+        let matching = view.matching();
+        let mut by_day: BTreeMap<(String, String), Sums> = BTreeMap::new();
+        store
+            .ledger
+            .figures(Span::Day, view.range, view.filter(), |row| {
+                let is_wanted = matching.includes(row.status, row.error_code.as_deref());
+                if is_wanted && by_day.len() <= MAX_LINES {
+                    by_day
+                        .entry((row.day, row.key_id))
+                        .or_default()
+                        .add(&row.sums);
+                }
+            })?;
+        if by_day.len() > MAX_LINES {
+            return Ok(None);
+        }
         let mut text = csv_line(&TOTALS_COLUMNS.map(String::from));
-        let (mut lines, mut since) = (0, view.range.since);
-        while since < view.range.until {
-            let until = when::interval_end(since, when::DAY).min(view.range.until);
-            let day = day_lines(store, &view, &names, Range { since, until })?;
-            lines += day.len();
-            if lines > MAX_LINES || Instant::now() >= deadline {
-                return Ok(None);
-            }
-            text.extend(day);
-            since = until;
+        for ((day, id), sums) in by_day {
+            let name = names.get(&id).cloned().unwrap_or_default();
+            let mut line = vec![day, id, name];
+            line.extend(cells(&sums, TOTALS_COLUMNS.into_iter().skip(line.len())));
+            text += &csv_line(&line);
         }
         Ok(Some(text))
     })
-}
-
-/// A line for each key that had requests on a day.
-fn day_lines(
-    store: &Store,
-    view: &UsageView,
-    names: &BTreeMap<String, String>,
-    day: Range,
-) -> Result<Vec<String>, DatabaseError> {
-    let matching = view.matching();
-    let mut by_key: BTreeMap<String, Sums> = BTreeMap::new();
-    store.ledger.figures(Span::Day, day, view.filter(), |row| {
-        if matching.includes(row.status, row.error_code.as_deref()) {
-            by_key.entry(row.key_id).or_default().add(&row.sums);
-        }
-    })?;
-    let date = when::iso(day.since).unwrap_or_default()[..10].to_owned();
-    let line = |(id, sums): (String, Sums)| {
-        let name = names.get(&id).cloned().unwrap_or_default();
-        let mut line = vec![date.clone(), id, name];
-        line.extend(cells(&sums, TOTALS_COLUMNS.into_iter().skip(line.len())));
-        csv_line(&line)
-    };
-    Ok(by_key.into_iter().map(line).collect())
 }
 
 /// Answers with the text that `write` makes before its deadline. Refuses another export meanwhile,
@@ -146,7 +132,7 @@ fn export(
     name: &str,
     format: &str,
     command: &str,
-    write: impl FnOnce(Instant) -> Result<Option<String>, DatabaseError>,
+    write: impl FnOnce(Instant) -> Result<Option<String>, Problem>,
 ) -> PageResult {
     if !view.key_text.is_empty() {
         return Err(PageError::AmbiguousKey);
@@ -179,11 +165,12 @@ fn export(
 
 /// The options of the commands for a view. They have none for its outcome, cause and durations.
 fn options(view: &UsageView) -> String {
-    let [since, until] = view.range.bounds();
+    let [since, until] = view.range.bounds(&view.zone);
     let mut options = format!(" --since {since} --until {until}");
     let quoted = |text: &str| format!("'{}'", text.replace('\'', r"'\''"));
-    for (option, value) in [("key", &view.key), ("gateway", &view.gateway)] {
-        if let Some(value) = value {
+    let gateway = view.gateway.as_deref().unwrap_or_default();
+    for (option, value) in [("key", view.key_word()), ("gateway", gateway)] {
+        if !value.is_empty() {
             options += &format!(" --{option} {}", quoted(value));
         }
     }
@@ -194,16 +181,17 @@ fn options(view: &UsageView) -> String {
 mod tests {
     use super::*;
     use crate::console::usage::view::tests::view;
-    use crate::ledger::{Matching, SEARCHED_ROWS};
+    use crate::ledger::{Filter, Matching};
     use crate::store::tests::Temporary;
+    use crate::when::Range;
 
     /// Inserts rows of a second, of which the last is slow.
     fn insert(temporary: &Temporary, rows: usize) {
         temporary.store.tamper(&format!(
             "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {rows})
-             INSERT INTO usage (request_id, key_id, key_name, created, status, duration_ms)
+             INSERT INTO usage (request_id, key_id, key_name, created, status, duration_ms, day)
              SELECT printf('chatcmpl_%012x%020x', 150000, i), 'key_1', 'x', 150, 200,
-             CASE i WHEN {rows} THEN 9000 ELSE 1 END FROM n"
+             CASE i WHEN {rows} THEN 9000 ELSE 1 END, '1970-01-01' FROM n"
         ));
     }
 
@@ -213,8 +201,7 @@ mod tests {
                 since: 100,
                 until: 200,
             },
-            key_id: None,
-            gateway: None,
+            requests: Filter::ALL,
             matching: Matching::Anything,
             cause: None,
             least_ms,
@@ -233,8 +220,8 @@ mod tests {
         };
         assert_eq!(lines(), Some(MAX_LINES));
         temporary.store.tamper(
-            "INSERT INTO usage (request_id, key_id, key_name, created, status)
-             VALUES ('chatcmpl_000000024abc', 'key_1', 'x', 150, 200)",
+            "INSERT INTO usage (request_id, key_id, key_name, created, status, day)
+             VALUES ('chatcmpl_000000024abc', 'key_1', 'x', 150, 200, '1970-01-01')",
         );
         assert_eq!(lines(), None);
     }
@@ -242,15 +229,24 @@ mod tests {
     /// An export of few rows among many held one of the console's two threads until it found the
     /// first.
     #[test]
-    fn a_search_for_rare_rows_ends_in_time() {
+    fn an_export_ends_in_time() {
         let temporary = Temporary::sqlite();
-        insert(&temporary, 2 * SEARCHED_ROWS as usize + 1);
-        let slow = filter(Some(5000));
-        for (time, expected) in [(LONGEST_SEARCH, Some(1)), (Duration::ZERO, None)] {
-            let lines = row_lines(&temporary.store, &slow, false, Instant::now() + time);
+        insert(&temporary, 2 * ROWS_PER_READ + 1);
+        for (time, expected) in [
+            (LONGEST_SEARCH, Some(2 * ROWS_PER_READ + 1)),
+            (Duration::ZERO, None),
+        ] {
+            let all = filter(None);
+            let lines = row_lines(&temporary.store, &all, false, Instant::now() + time);
             let found = lines.expect("rows").map(|text| text.lines().count());
             assert_eq!(found, expected);
         }
+        let slow = filter(Some(5000));
+        let lines = row_lines(&temporary.store, &slow, false, Instant::now());
+        assert_eq!(
+            lines.expect("rows").map(|text| text.lines().count()),
+            Some(1)
+        );
     }
 
     #[test]

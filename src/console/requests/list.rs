@@ -1,5 +1,7 @@
 //! The requests page: rows of the ledger, the newest first.
 
+use std::iter;
+
 use maud::{Markup, html};
 
 use super::details::{self, gateway_name, outcome};
@@ -14,13 +16,12 @@ use crate::console::{
 };
 use crate::id::RequestId;
 use crate::ledger::{LedgerRow, Listing};
-use crate::text::grouped;
+use crate::when::Zone;
 
 const ROWS_PER_PAGE: usize = 50;
 
-/// The last one is for a database that several gateways share.
-const COLUMNS: [&str; 9] = [
-    "Time (UTC)",
+/// The columns after the time. The last one is for a database that several gateways share.
+const COLUMNS: [&str; 8] = [
     "Request",
     "Key",
     "Outcome",
@@ -105,18 +106,25 @@ fn list(
     here: &str,
 ) -> Markup {
     let columns = if with_gateway {
-        COLUMNS.len()
+        COLUMNS.len() + 1
     } else {
-        COLUMNS.len() - 1
+        COLUMNS.len()
     };
-    let rows = listing
-        .rows
-        .iter()
-        .map(|row| cells(row, here).into_iter().take(columns).collect());
+    let time = format!("Time ({})", view.zone.name());
+    let headings: Vec<Markup> = iter::once(time.as_str())
+        .chain(COLUMNS)
+        .map(heading)
+        .collect();
+    let rows = listing.rows.iter().map(|row| {
+        cells(row, here, &view.zone)
+            .into_iter()
+            .take(columns)
+            .collect()
+    });
     let searched = listing.searched_to.as_ref().map(|last| {
         let way = if is_forward { "up" } else { "back" };
-        let end = format::second(RequestId::time_of(last).unwrap_or(0));
-        html! { "Searched " (grouped(view.row_filter().searched_rows())) " requests, " (way) " to " (end) "." }
+        let end = format::second(RequestId::time_of(last).unwrap_or(0), &view.zone);
+        html! { "Searched " (way) " to " (end) " so far." }
     });
     html! {
         p.export {
@@ -130,20 +138,20 @@ fn list(
                 p { @match searched { Some(searched) => (searched), None => "None matches the range and the filters." } }
             }
         } @else {
-            (cards("requests", &COLUMNS.map(heading)[..columns], rows))
+            (cards("requests", &headings[..columns], rows))
             @if let Some(searched) = searched { p.notice { (searched) } }
         }
     }
 }
 
-fn cells(row: &LedgerRow, here: &str) -> [Markup; COLUMNS.len()] {
+fn cells(row: &LedgerRow, here: &str, zone: &Zone) -> [Markup; COLUMNS.len() + 1] {
     let id = &row.request_id;
     // Its first digits are the time.
     let short_id = id
         .get(id.len().saturating_sub(6)..)
         .map_or(id.clone(), |end| format!("chatcmpl_…{end}"));
     [
-        format::second(row.created),
+        format::second(row.created, zone),
         html! { a href=(here.replacen("/requests", &format!("/requests/{id}"), 1)) { code { (short_id) } } },
         html! { a.text href=(format!("/keys/{}", row.key_id)) { (row.key_name) } },
         html! {

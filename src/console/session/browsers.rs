@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use super::cookies::{self, BROWSER, SESSION};
 use super::credentials;
 use super::throttle::SignInSource;
-use crate::database::DatabaseError;
+use crate::database::Problem;
 use crate::http::{ClientInfo, Request, RequestHead};
 use crate::listener::{Admission, Area};
 use crate::mutex::lock;
@@ -26,7 +26,7 @@ impl KnownBrowsers {
         browsers
     }
 
-    pub fn refresh(&self, store: &Store) -> Result<(), DatabaseError> {
+    pub fn refresh(&self, store: &Store) -> Result<(), Problem> {
         let browsers = credentials::known_browsers(store, when::now())?;
         *lock(&self.0) = browsers;
         Ok(())

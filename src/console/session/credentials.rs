@@ -1,7 +1,7 @@
 //! The console's password and sessions.
 
 use crate::audit::{Actor, NewAuditRow};
-use crate::database::{Result, Session, Statement, values};
+use crate::database::{Result, values};
 use crate::secret::SecretDigest;
 use crate::store::Store;
 
@@ -35,7 +35,15 @@ impl TokenKind {
 }
 
 pub fn password(store: &Store) -> Result<Option<PasswordHash>> {
-    store.database.read(read_password)
+    let select = "SELECT salt, hash, memory_kib, passes FROM console_password";
+    store.database.look_up(select, &[], |mut row| {
+        Ok(PasswordHash {
+            salt: row.column()?,
+            hash: row.column()?,
+            memory_kib: row.column()?,
+            passes: row.column()?,
+        })
+    })
 }
 
 /// Sets the password, and ends all sessions. Browsers stay known: their tokens give no access, only
@@ -47,16 +55,17 @@ pub fn set_password(store: &Store, password: PasswordHash, by: &Actor) -> Result
         memory_kib,
         passes,
     } = password;
-    let statements = [
-        Statement::new("DELETE FROM console_tokens WHERE kind = $1", values![TokenKind::Session.as_str()]),
-        Statement::new(
-            "INSERT INTO console_password VALUES (1, $1, $2, $3, $4) ON CONFLICT (id) DO UPDATE SET
-             salt = excluded.salt, hash = excluded.hash, memory_kib = excluded.memory_kib, passes = excluded.passes",
-            values![salt, hash, memory_kib, passes],
-        ),
-        NewAuditRow::new("password_set", by, "").insert(),
-    ];
-    store.database.write(&statements).map(drop)
+    let password = values![salt, hash, memory_kib, passes];
+    NewAuditRow::new("password_set", by)
+        .transaction(&store.database, move |session, audit| {
+            session.execute("DELETE FROM console_tokens WHERE kind = 'session'", &[])?;
+            session.execute(
+                "INSERT INTO console_password VALUES (1, $1, $2, $3, $4) ON CONFLICT (id) DO UPDATE SET
+                 salt = excluded.salt, hash = excluded.hash, memory_kib = excluded.memory_kib, passes = excluded.passes",
+                &password,
+            )?;
+            audit.insert(session, None, "")
+        })
 }
 
 /// Stores the tokens of a sign-in with the seconds that each is valid, the session's first, and
@@ -69,33 +78,22 @@ pub fn sign_in(
     password: &PasswordHash,
     by: &Actor,
 ) -> Result<bool> {
-    let insert = |(digest, kind, time): (SecretDigest, TokenKind, i64)| {
-        Statement::new(
-            "INSERT INTO console_tokens SELECT $1, $2, $3 FROM console_password WHERE hash = $4
-             ON CONFLICT (digest) DO UPDATE SET expires = excluded.expires",
-            values![
-                digest.0,
-                kind.as_str(),
-                now + time,
-                password.hash.as_slice()
-            ],
-        )
-    };
-    let expired = Statement::new(
-        "DELETE FROM console_tokens WHERE expires <= $1",
-        values![now],
-    );
-    let session = tokens[0].0.0;
-    // The failed sign-ins come first, so that the operator sees them now.
-    let write = |mut statements: Vec<Statement>| {
-        statements.push(expired);
-        statements.extend(tokens.map(insert));
-        let if_signed_in = "NULL, NULL FROM console_tokens WHERE digest = $8";
-        let audit = NewAuditRow::new("signed_in", by, "");
-        statements.push(audit.insert_with(if_signed_in, values![session]));
-        store.database.write(&statements)
-    };
-    Ok(store.audit.with_failed_sign_ins(write)? == 1)
+    let hash = password.hash.clone();
+    NewAuditRow::new("signed_in", by).transaction(&store.database, move |session, audit| {
+        let expired = "DELETE FROM console_tokens WHERE expires <= $1";
+        session.execute(expired, &values![now])?;
+        for (digest, kind, time) in tokens {
+            let insert =
+                "INSERT INTO console_tokens SELECT $1, $2, $3 FROM console_password WHERE hash = $4
+                    ON CONFLICT (digest) DO UPDATE SET expires = excluded.expires";
+            let token = values![digest.0, kind.as_str(), now + time, &hash];
+            if session.execute(insert, &token)? == 0 {
+                return Ok(false);
+            }
+        }
+        audit.insert(session, None, "")?;
+        Ok(true)
+    })
 }
 
 pub fn has_session(store: &Store, digest: &SecretDigest, now: i64) -> Result<bool> {
@@ -122,26 +120,10 @@ pub fn known_browsers(store: &Store, now: i64) -> Result<Vec<SecretDigest>> {
 }
 
 pub fn remove_token(store: &Store, digest: SecretDigest) -> Result<()> {
-    let remove = "DELETE FROM console_tokens WHERE digest = $1";
-    store
-        .database
-        .write(&[Statement::new(remove, values![digest.0])])
-        .map(drop)
-}
-
-pub fn read_password(session: &Session) -> Result<Option<PasswordHash>> {
-    session.first(
-        "SELECT salt, hash, memory_kib, passes FROM console_password",
-        &[],
-        |mut row| {
-            Ok(PasswordHash {
-                salt: row.column()?,
-                hash: row.column()?,
-                memory_kib: row.column()?,
-                passes: row.column()?,
-            })
-        },
-    )
+    store.database.transaction(None, move |session| {
+        let remove = "DELETE FROM console_tokens WHERE digest = $1";
+        session.execute(remove, &values![digest.0]).map(drop)
+    })
 }
 
 #[cfg(test)]

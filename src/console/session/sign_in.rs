@@ -60,8 +60,6 @@ pub fn submit(console: &Console, request: &PageRequest, stored: &PasswordHash) -
     }
     if !password::verify(request.form.get("password"), stored) {
         throttle.failed(source, Instant::now());
-        let audit = &console.store.audit;
-        audit.note_failed_sign_in(client.peer, request.now);
         if logging::allow_refusal_line(FailureCause::SignIn, client.peer) {
             log::warn!("console: sign-in failed, client={}", request.client());
         }

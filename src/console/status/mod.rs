@@ -17,10 +17,11 @@ use super::page::{Operator, PageResult};
 use super::state::Console;
 use crate::checks::Verdict;
 use crate::config::GroundingMode;
-use crate::database::DatabaseError;
+use crate::database::Problem;
 use crate::ledger::Gateway;
 use crate::listener::{Gauge, LoadEvent};
 use crate::text::{count, grouped};
+use crate::when::Zone;
 
 /// The age at which the results of the checks are too old: a check costs a token of the runtime.
 const MAX_AGE: Duration = Duration::from_secs(60);
@@ -35,7 +36,7 @@ pub fn page(operator: &Operator) -> PageResult {
         .start(&console.config, &console.store, MAX_AGE);
     let is_running = console.checks.are_running();
     let checked = console.checks.latest().map(|run| run.time);
-    let parts = verdict::parts(console);
+    let (parts, zone) = (verdict::parts(console), &console.store.zone);
     let content = html! {
         main {
             div.head {
@@ -45,8 +46,8 @@ pub fn page(operator: &Operator) -> PageResult {
                     button type="submit" disabled[is_running] { "Check again" }
                 }
             }
-            (lead(&parts, checked, is_running))
-            (table(&parts))
+            (lead(&parts, checked, is_running, zone))
+            (table(&parts, zone))
             (queue_by_key(console)?)
             (gateways(console)?)
             (facts(console))
@@ -69,7 +70,7 @@ pub fn check_again(operator: &Operator) -> PageResult {
     Ok(layout::redirect("/status"))
 }
 
-fn lead(parts: &[PartState], checked: Option<i64>, is_running: bool) -> Markup {
+fn lead(parts: &[PartState], checked: Option<i64>, is_running: bool, zone: &Zone) -> Markup {
     let notes = parts
         .iter()
         .filter(|part| part.verdict == Some(Verdict::Warn))
@@ -82,13 +83,13 @@ fn lead(parts: &[PartState], checked: Option<i64>, is_running: bool) -> Markup {
             @else if notes > 0 { span.badge.warn { "works" } " Completions can be run; " (count(notes as i64, "note")) " below." }
             @else { span.badge.good { "works" } " Every part that completions need is available." }
             @if let Some(time) = checked {
-                span.muted { " Checked at " (format::second(time)) " UTC" @if is_running { ", checking again…" } }
+                span.muted { " Checked at " (format::second(time, zone)) " " (zone.name()) @if is_running { ", checking again…" } }
             }
         }
     }
 }
 
-fn table(parts: &[PartState]) -> Markup {
+fn table(parts: &[PartState], zone: &Zone) -> Markup {
     let cells = |part: &PartState| {
         let (class, state) = match part.verdict {
             Some(Verdict::Ok) => ("badge good", "ok"),
@@ -99,7 +100,7 @@ fn table(parts: &[PartState]) -> Markup {
         vec![
             html! { (part.name) },
             html! { span class=(class) { (state) } },
-            details(part),
+            details(part, zone),
         ]
     };
     cards(
@@ -109,15 +110,15 @@ fn table(parts: &[PartState]) -> Markup {
     )
 }
 
-fn details(part: &PartState) -> Markup {
+fn details(part: &PartState, zone: &Zone) -> Markup {
     html! {
         span.text { (part.message) }
         @if let Some(runtime) = &part.runtime {
             br;
             span.muted {
                 (grouped(runtime.running as i64)) " in progress"
-                @if let Some(time) = runtime.failed_since.filter(|_| part.verdict == Some(Verdict::Fail)) { ", failed since " (format::second(time)) }
-                @if let Some((time, error)) = &runtime.last_error { ", last error " (format::second(*time)) ": " span.text { (error) } }
+                @if let Some(time) = runtime.failed_since.filter(|_| part.verdict == Some(Verdict::Fail)) { ", failed since " (format::second(time, zone)) }
+                @if let Some((time, error)) = &runtime.last_error { ", last error " (format::second(*time, zone)) ": " span.text { (error) } }
             }
         }
     }
@@ -128,7 +129,7 @@ fn facts(console: &Console) -> Markup {
     let load = console.monitoring.listener.snapshot();
     let [buffered, buffer_limit] = [load.buffered_bytes.now, load.buffered_bytes.limit]
         .map(|bytes| bytes as f64 / 1024.0 / 1024.0);
-    let wal = console.store.database.wal_figures();
+    let wal = console.store.wal_figures();
     let file = console.config.database.file();
     let size = file
         .and_then(|file| file.metadata().ok())
@@ -151,7 +152,7 @@ fn facts(console: &Console) -> Markup {
             }
             @if file.is_some() {
                 dt { "Last checkpoint" }
-                dd { @match wal.last_checkpoint { Some(time) => (format::second(time)), None => "none since the start" } }
+                dd { @match wal.last_checkpoint { Some(time) => (format::second(time, &console.store.zone)), None => "none since the start" } }
             }
         }
     }
@@ -176,17 +177,21 @@ fn searches(console: &Console) -> Option<String> {
 }
 
 /// A table of the gateways that share the database; nothing if it is a file.
-fn gateways(console: &Console) -> Result<Markup, DatabaseError> {
+fn gateways(console: &Console) -> Result<Markup, Problem> {
     let gateways = console.shared_gateways()?;
     let cells = |gateway: &Gateway| {
-        let ago = gateway.seen_ago;
         vec![
             html! { span.text { (gateway.name) } },
             html! { (gateway.version) },
             html! { span.text { (gateway.address) } },
             html! {
-                @if ago > SEEN_LATELY { span.badge.bad { "not seen" } " for " (format::long_duration(Duration::from_secs(ago as u64))) }
-                @else { span.badge.good { "now" } }
+                @match gateway.seen_ago {
+                    None => "stopped",
+                    Some(ago) if ago > SEEN_LATELY => {
+                        span.badge.bad { "not seen" } " for " (format::long_duration(Duration::from_secs(ago as u64)))
+                    }
+                    Some(_) => span.badge.good { "now" },
+                }
             },
         ]
     };
@@ -200,7 +205,7 @@ fn gateways(console: &Console) -> Result<Markup, DatabaseError> {
 }
 
 /// A table of the keys whose requests run or wait; nothing if there are none.
-fn queue_by_key(console: &Console) -> Result<Markup, DatabaseError> {
+fn queue_by_key(console: &Console) -> Result<Markup, Problem> {
     let mut lanes = console.monitoring.listener.dispatcher.lanes();
     if lanes.is_empty() {
         return Ok(html! {});

@@ -103,7 +103,7 @@ fn known_failures(console: &Console) -> Vec<Finding> {
     if monitoring.runtimes.is_none() {
         failures.push(checks::not_configured());
     }
-    if let Some(error) = monitoring.readiness.probe() {
+    if let Some(error) = monitoring.store.ledger.outage() {
         failures.push(Finding::fail(
             "database",
             checks::database_failed(&console.config, &error),

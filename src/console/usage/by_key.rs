@@ -133,7 +133,7 @@ mod tests {
         let report = UsageReport {
             all,
             selected,
-            step: BarInterval::DAY,
+            step: BarInterval::Day,
             bars,
             errors,
             keys,

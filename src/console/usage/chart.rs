@@ -5,6 +5,7 @@
 use maud::{Markup, html};
 
 use crate::console::html::format::figure;
+use crate::when::Zone;
 
 /// The drawing's own units: the width of a bar's place, the part of it that the bar fills, and the
 /// height.
@@ -41,14 +42,14 @@ pub struct AxisBar {
 }
 
 /// Draws the charts, and the table of all their figures.
-pub fn draw(charts: &[Chart], axis: &[AxisBar]) -> (Vec<Markup>, Markup) {
+pub fn draw(charts: &[Chart], axis: &[AxisBar], zone: &Zone) -> (Vec<Markup>, Markup) {
     let mut column = 1;
     let mut drawn = Vec::new();
     for chart in charts {
         drawn.push(chart.figure(axis, column));
         column += chart.series.len();
     }
-    (drawn, table(charts, axis))
+    (drawn, table(charts, axis, zone))
 }
 
 impl Chart {
@@ -105,7 +106,7 @@ impl Chart {
 }
 
 /// The table of all figures. The script finds those of a bar by the number of the row.
-fn table(charts: &[Chart], axis: &[AxisBar]) -> Markup {
+fn table(charts: &[Chart], axis: &[AxisBar], zone: &Zone) -> Markup {
     html! {
         details.data {
             summary { "All figures as a table" }
@@ -117,7 +118,7 @@ fn table(charts: &[Chart], axis: &[AxisBar]) -> Markup {
                             @for chart in charts { th scope="colgroup" colspan=(chart.series.len()) { (chart.title) } }
                         }
                         tr {
-                            th scope="col" { "Time (UTC)" }
+                            th scope="col" { "Time (" (zone.name()) ")" }
                             @for series in charts.iter().flat_map(|chart| &chart.series) { th scope="col" { (series.name) } }
                         }
                     }
@@ -251,7 +252,7 @@ mod tests {
             link: hostile.into(),
             is_pale,
         });
-        let (drawn, table) = draw(&[chart], &axis);
+        let (drawn, table) = draw(&[chart], &axis, &Zone::utc());
         for drawn in drawn.into_iter().chain([table]) {
             let text = drawn.into_string();
             assert!(!text.contains("<script"), "{text}");

@@ -86,7 +86,7 @@ fn words(view: &UsageView, keys: &[Key]) -> [String; 7] {
     let time = |ms: Option<u32>| ms.map(|ms| format!("{ms} ms"));
     [
         range.map_or_else(|| view.dates().join(" to "), |(_, name)| name.to_owned()),
-        set("key", key),
+        set("key", key.or(view.key_name.clone())),
         set("gateway", view.gateway.clone()),
         outcome.to_owned(),
         view.cause.clone(),
@@ -97,7 +97,7 @@ fn words(view: &UsageView, keys: &[Key]) -> [String; 7] {
 
 /// A key's name, and what distinguishes it from others of that name.
 fn named(key: &Key) -> String {
-    format!("{} {}", key.name, key.mark())
+    format!("{} {}", key.name, key.hint)
 }
 
 fn key_field(view: &UsageView, keys: &[Key]) -> Markup {
@@ -105,9 +105,9 @@ fn key_field(view: &UsageView, keys: &[Key]) -> Markup {
     let chosen = keys.iter().find(|key| is_chosen(key));
     html! {
         label for="key" { "Key" }
-        @if keys.len() > KEYS_OFFERED || !view.key_text.is_empty() {
+        @if keys.len() > KEYS_OFFERED || (view.key.is_none() && !view.key_word().is_empty()) {
             input #key type="search" name="key" placeholder="All keys" maxlength="100" autocomplete="off"
-                value=(chosen.map_or(view.key_text.clone(), named));
+                value=(chosen.map_or(view.key_word().to_owned(), named));
         } @else {
             select #key name="key" {
                 option value="" { "All keys" }
@@ -165,9 +165,9 @@ pub fn range(view: &UsageView, now: i64) -> Markup {
     html! {
         @if view.is_extended {
             p.notice role="status" {
-                "From and To are full hours now: retention has removed the requests of an hour that the range cut, and only its total is kept."
+                "From and To are whole days now: retention has removed the requests of a day that the range cut, and only its sums are kept."
             }
         }
-        p.muted.range { (time(since)) " to " @if until > now { "now" } @else { (time(until)) } ", UTC" }
+        p.muted.range { (time(since, &view.zone)) " to " @if until > now { "now" } @else { (time(until, &view.zone)) } ", " (view.zone.name()) }
     }
 }

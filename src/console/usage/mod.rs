@@ -26,8 +26,8 @@ pub fn page(operator: &Operator) -> PageResult {
     let keys = console.store.keys.list()?;
     let view = UsageView::from_request(operator, &keys)?
         .without_row_filters()
-        .widened_to_kept_hours(&console.store)?;
-    let report = UsageReport::read(&console.store, &view, &keys, request.now)?;
+        .with_whole_days(&console.store)?;
+    let report = UsageReport::read(&console.store, &view, &keys)?;
     let page = request.query.get("page").parse().unwrap_or(1);
     let content = html! {
         main {
@@ -45,6 +45,7 @@ fn overview(view: &UsageView, keys: &[Key], report: &UsageReport, page: usize, n
     let (charts, figures) = chart::draw(
         &report_charts::all(report),
         &report_charts::axis(view, report, now),
+        &view.zone,
     );
     html! {
         (filters::range(view, now))

@@ -6,12 +6,12 @@ use std::collections::{BTreeMap, HashMap};
 use super::bar_interval::BarInterval;
 use super::chart::Series;
 use super::view::UsageView;
-use crate::database::DatabaseError;
+use crate::database::{Problem, ProblemKind};
 use crate::keys::Key;
-use crate::ledger::{Span, Sums};
+use crate::ledger::{Span, SpanSums, Sums};
 use crate::store::Store;
 use crate::text::count;
-use crate::when::{DAY, HOUR, Range};
+use crate::when::Range;
 
 /// The number of keys that have a colour of their own in a chart; the others share one.
 const KEYS_IN_CHART: usize = 4;
@@ -19,20 +19,6 @@ const KEYS_IN_CHART: usize = 4;
 /// The colours of keys in the style sheet, and the shades of each.
 const COLOURS: usize = 6;
 const SHADES: usize = 3;
-
-/// The longest ranges that have bars of minutes and of hours. Minutes are counted from rows, so
-/// only the last two hours have them.
-const MINUTES_FOR: i64 = 2 * HOUR;
-const HOURS_FOR: i64 = 8 * DAY;
-
-/// The shortest bars of a range.
-pub fn span(range: Range, now: i64) -> Span {
-    match range.until - range.since {
-        ..=MINUTES_FOR if range.since >= now - MINUTES_FOR => Span::Minute,
-        ..=HOURS_FOR => Span::Hour,
-        _ => Span::Day,
-    }
-}
 
 /// The outcome of requests, as the charts distinguish it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,14 +76,23 @@ pub struct KeyUsage {
 }
 
 impl UsageReport {
-    pub fn read(
+    /// Reads a range, by days if retention has removed the rows of shorter bars.
+    pub fn read(store: &Store, view: &UsageView, keys: &[Key]) -> Result<Self, Problem> {
+        match Self::read_by(Span::Minute, store, view, keys) {
+            Err(problem) if problem.kind == ProblemKind::RowsRemoved => {
+                Self::read_by(Span::Day, store, view, keys)
+            }
+            report => report,
+        }
+    }
+
+    fn read_by(
+        shortest: Span,
         store: &Store,
         view: &UsageView,
         keys: &[Key],
-        now: i64,
-    ) -> Result<Self, DatabaseError> {
-        let span = span(view.range, now);
-        let (step, ranges) = BarInterval::fitting(view.range, span);
+    ) -> Result<Self, Problem> {
+        let (step, ranges) = BarInterval::fitting(view.range, shortest, &view.zone);
         let places: HashMap<&str, usize> = keys
             .iter()
             .enumerate()
@@ -114,40 +109,41 @@ impl UsageReport {
         let mut errors: BTreeMap<(Option<i64>, String), i64> = BTreeMap::new();
         let mut by_key: HashMap<String, KeyUsage> = HashMap::new();
         let matching = view.matching();
+        let take = |row: SpanSums| {
+            let key = by_key.entry(row.key_id).or_insert_with_key(|id| {
+                let place = places.get(id.as_str()).copied().unwrap_or(keys.len());
+                let name = keys.get(place).map_or(id, |key| &key.name).clone();
+                let bars = vec![Sums::default(); bars.len()];
+                KeyUsage {
+                    id: id.clone(),
+                    name,
+                    place,
+                    bars,
+                    ..KeyUsage::default()
+                }
+            });
+            all.add(&row.sums);
+            key.all.add(&row.sums);
+            if !matching.includes(row.status, row.error_code.as_deref()) {
+                return;
+            }
+            // The range may begin inside a span.
+            let start = row.start.max(view.range.since);
+            let at = bars.partition_point(|bar| bar.range.until <= start);
+            let kind = ResultKind::from_status(row.status);
+            bars[at].requests[kind as usize] += row.sums.requests;
+            if kind != ResultKind::Succeeded {
+                *errors
+                    .entry((row.status, row.error_code.unwrap_or_default()))
+                    .or_default() += row.sums.requests;
+            }
+            selected.add(&row.sums);
+            key.selected.add(&row.sums);
+            key.bars[at].add(&row.sums);
+        };
         store
             .ledger
-            .figures(span, view.range, view.filter(), |row| {
-                let key = by_key.entry(row.key_id).or_insert_with_key(|id| {
-                    let place = places.get(id.as_str()).copied().unwrap_or(keys.len());
-                    let name = keys.get(place).map_or(id, |key| &key.name).clone();
-                    let bars = vec![Sums::default(); bars.len()];
-                    KeyUsage {
-                        id: id.clone(),
-                        name,
-                        place,
-                        bars,
-                        ..KeyUsage::default()
-                    }
-                });
-                all.add(&row.sums);
-                key.all.add(&row.sums);
-                if !matching.includes(row.status, row.error_code.as_deref()) {
-                    return;
-                }
-                // The range may begin inside a span.
-                let start = row.start.max(view.range.since);
-                let at = bars.partition_point(|bar| bar.range.until <= start);
-                let kind = ResultKind::from_status(row.status);
-                bars[at].requests[kind as usize] += row.sums.requests;
-                if kind != ResultKind::Succeeded {
-                    *errors
-                        .entry((row.status, row.error_code.unwrap_or_default()))
-                        .or_default() += row.sums.requests;
-                }
-                selected.add(&row.sums);
-                key.selected.add(&row.sums);
-                key.bars[at].add(&row.sums);
-            })?;
+            .figures(step.span(), view.range, view.filter(), take)?;
         let mut errors: Vec<_> = errors.into_iter().collect();
         errors.sort_by_key(|(_, count)| -count);
         let mut keys: Vec<_> = by_key

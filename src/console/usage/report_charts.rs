@@ -1,24 +1,17 @@
 //! The charts of the usage page, and the labels of their bars.
 
-use time::OffsetDateTime;
-use time::format_description::BorrowedFormatItem;
-use time::macros::format_description;
-
 use super::bar_interval::BarInterval;
 use super::chart::{AxisBar, Chart, Series};
-use super::report::{ResultKind, UsageReport, span};
+use super::report::{ResultKind, UsageReport};
 use super::view::UsageView;
-use crate::ledger::Span;
 use crate::text::{count, grouped};
-use crate::when::{DAY, HOUR, Range};
+use crate::when::{DAY, HOUR, Range, Zone};
 
-type Format = &'static [BorrowedFormatItem<'static>];
-
-const CLOCK_FORMAT: Format = format_description!("[hour]:[minute]");
-const SECOND_FORMAT: Format = format_description!("[hour]:[minute]:[second]");
-const DAY_FORMAT: Format = format_description!("[month repr:short] [day padding:none]");
-const MONTH_FORMAT: Format = format_description!("[month repr:short] [year]");
-const YEAR_FORMAT: Format = format_description!("[year]");
+const CLOCK_FORMAT: &str = "%H:%M";
+const SECOND_FORMAT: &str = "%H:%M:%S";
+const DAY_FORMAT: &str = "%b %-d";
+const MONTH_FORMAT: &str = "%b %Y";
+const YEAR_FORMAT: &str = "%Y";
 
 pub fn all(report: &UsageReport) -> Vec<Chart> {
     let mut charts = vec![requests(report)];
@@ -75,15 +68,15 @@ fn tokens(report: &UsageReport) -> Option<Chart> {
 const LABELS: usize = 7;
 
 pub fn axis(view: &UsageView, report: &UsageReport, now: i64) -> Vec<AxisBar> {
-    let step = report.step;
+    let (step, zone) = (report.step, &view.zone);
     let ranges: Vec<Range> = report.bars.iter().map(|bar| bar.range).collect();
     let bar = |(index, range): (usize, &Range)| {
         let is_present = (range.since..range.until).contains(&now);
         AxisBar {
-            label: label(step, *range) + if is_present { ", so far" } else { "" },
-            tick: tick(step, &ranges, index).unwrap_or_default(),
-            link: address(view, *range, now),
-            is_pale: is_present || !step.is_whole(*range),
+            label: label(step, *range, zone) + if is_present { ", so far" } else { "" },
+            tick: tick(step, &ranges, index, zone).unwrap_or_default(),
+            link: address(view, step, *range),
+            is_pale: is_present || !step.is_whole(*range, zone),
         }
     };
     ranges.iter().enumerate().map(bar).collect()
@@ -91,33 +84,24 @@ pub fn axis(view: &UsageView, report: &UsageReport, now: i64) -> Vec<AxisBar> {
 
 /// The page with the interval of a bar: its figures by shorter bars, or its requests if there are
 /// none.
-fn address(view: &UsageView, bar: Range, now: i64) -> String {
-    let is_divided = match span(view.range, now) {
-        Span::Minute => false,
-        Span::Hour => bar.until - bar.since > HOUR || span(bar, now) == Span::Minute,
-        Span::Day => true,
-    };
+fn address(view: &UsageView, step: BarInterval, bar: Range) -> String {
+    let is_divided = step != BarInterval::Minute && bar != view.range;
     view.between(bar)
         .address(if is_divided { "/usage" } else { "/requests" })
 }
 
 /// The interval that a bar covers, in words.
-fn label(step: BarInterval, bar: Range) -> String {
-    match step {
-        BarInterval::Month if step.is_whole(bar) => return formatted(bar.since, MONTH_FORMAT),
-        BarInterval::Year if step.is_whole(bar) => return formatted(bar.since, YEAR_FORMAT),
-        _ => {}
+fn label(step: BarInterval, bar: Range, zone: &Zone) -> String {
+    if step == BarInterval::Month && step.is_whole(bar, zone) {
+        return formatted(bar.since, MONTH_FORMAT, zone);
     }
-    let is_multiple = |unit: i64| bar.since % unit == 0 && bar.until % unit == 0;
-    let ends = |format| [bar.since, bar.until - 1].map(|time| formatted(time, format));
-    let clock_format = if is_multiple(60) {
-        CLOCK_FORMAT
-    } else {
-        SECOND_FORMAT
-    };
-    let [from, to] = [bar.since, bar.until].map(|time| formatted(time, clock_format));
+    let is_whole_days = [bar.since, bar.until]
+        .iter()
+        .all(|&time| zone.day(time).since == time);
+    let ends = |format| [bar.since, bar.until - 1].map(|time| formatted(time, format, zone));
+    let [from, to] = [bar.since, bar.until].map(|time| clock(bar, time, zone));
     let ([first, last], [first_month, last_month]) = (ends(DAY_FORMAT), ends(MONTH_FORMAT));
-    let text = match (is_multiple(DAY), first == last) {
+    let text = match (is_whole_days, first == last) {
         (true, true) => first,
         (true, false) if first_month == last_month => {
             format!("{first}–{}", last.split(' ').next_back().unwrap_or(&last))
@@ -128,18 +112,31 @@ fn label(step: BarInterval, bar: Range) -> String {
     };
     // Long ranges have the same days in several years.
     match step {
-        BarInterval::Month | BarInterval::Year => {
-            format!("{text}, {}", formatted(bar.since, YEAR_FORMAT))
-        }
+        BarInterval::Month => format!("{text}, {}", formatted(bar.since, YEAR_FORMAT, zone)),
         _ => text,
+    }
+}
+
+/// The time of day of a bar's bound, with its offset if the day has that time twice.
+fn clock(bar: Range, time: i64, zone: &Zone) -> String {
+    if bar.since % 60 == 0 && bar.until % 60 == 0 {
+        let date_and_clock = zone.format_clock(time);
+        date_and_clock
+            .split(' ')
+            .next_back()
+            .unwrap_or_default()
+            .to_owned()
+    } else {
+        formatted(time, SECOND_FORMAT, zone)
     }
 }
 
 /// The text under a bar: at whole steps of the clock or the calendar, or under every second, fifth
 /// or so. `None` for most bars.
-fn tick(step: BarInterval, ranges: &[Range], bar: usize) -> Option<String> {
+fn tick(step: BarInterval, ranges: &[Range], bar: usize, zone: &Zone) -> Option<String> {
     let (start, bars) = (ranges[bar].since, ranges.len());
-    let is_one_day = ranges[bars - 1].until - ranges[0].since <= DAY;
+    // With an hour that the clock is set back.
+    let is_one_day = ranges[bars - 1].until - ranges[0].since <= DAY + HOUR;
     let smallest = |steps: &[usize]| {
         steps
             .iter()
@@ -147,49 +144,48 @@ fn tick(step: BarInterval, ranges: &[Range], bar: usize) -> Option<String> {
             .find(|step| bars.div_ceil(*step) <= LABELS)
             .unwrap_or(bars)
     };
+    let is_multiple = |unit: &str, step: usize| {
+        let number = formatted(start, unit, zone).parse::<usize>();
+        number.is_ok_and(|number| number % step == 0)
+    };
     let (format, is_labelled) = match step {
-        BarInterval::Seconds(seconds) if seconds < HOUR => {
-            let step = smallest(&[5, 10, 20]) as i64;
-            (CLOCK_FORMAT, start % (step * seconds) == 0)
+        BarInterval::Minute => (CLOCK_FORMAT, is_multiple("%M", smallest(&[5, 10, 20]))),
+        BarInterval::Hour if is_one_day => {
+            let is_cut = (start - zone.day(start).since) % HOUR > 0;
+            (CLOCK_FORMAT, !is_cut && is_multiple("%H", 4))
         }
-        BarInterval::Seconds(seconds) if seconds < DAY && is_one_day => {
-            (CLOCK_FORMAT, start % (4 * HOUR) == 0)
-        }
-        BarInterval::Seconds(seconds) if seconds < DAY => (DAY_FORMAT, start % DAY == 0),
-        BarInterval::Seconds(_) => (DAY_FORMAT, bar.is_multiple_of(smallest(&[1, 2, 5]))),
-        BarInterval::Week => (DAY_FORMAT, bar.is_multiple_of(smallest(&[1, 2, 4, 5]))),
+        BarInterval::Hour => (DAY_FORMAT, zone.day(start).since == start),
+        BarInterval::Day => (DAY_FORMAT, bar.is_multiple_of(smallest(&[1, 2, 5, 10, 15]))),
         BarInterval::Month => {
-            let step = smallest(&[1, 2, 3, 6, 12]).min(12);
-            let month =
-                OffsetDateTime::from_unix_timestamp(start).map_or(1, |time| u8::from(time.month()));
-            let format = if step == 12 {
+            let step = smallest(&[1, 2, 3, 6, 12, 24, 60, 120]);
+            let month = zone.date(start);
+            let month = month.year() as usize * 12 + month.month() as usize - 1;
+            let format = if step >= 12 {
                 YEAR_FORMAT
             } else {
                 MONTH_FORMAT
             };
-            (format, (usize::from(month) - 1) % step == 0)
+            (format, month.is_multiple_of(step))
         }
-        BarInterval::Year => (YEAR_FORMAT, bar.is_multiple_of(smallest(&[1, 2, 5, 10]))),
     };
-    is_labelled.then(|| formatted(start, format))
+    is_labelled.then(|| formatted(start, format, zone))
 }
 
-fn formatted(unix: i64, format: Format) -> String {
-    let time = OffsetDateTime::from_unix_timestamp(unix).ok();
-    time.and_then(|time| time.format(format).ok())
-        .unwrap_or_default()
+fn formatted(unix: i64, format: &str, zone: &Zone) -> String {
+    zone.format(unix, format).unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::console::usage::report::Bar;
-    use crate::console::usage::view::tests::{NOW, view};
-    use crate::ledger::Sums;
+    use crate::console::usage::view::tests::{NOW, view_in};
+    use crate::ledger::{Span, Sums};
+    use crate::when::tests::zone;
 
-    fn axis_of(query: &str) -> Vec<AxisBar> {
-        let view = view(query);
-        let (step, ranges) = BarInterval::fitting(view.range, span(view.range, NOW));
+    fn axis_of(query: &str, place: &str) -> Vec<AxisBar> {
+        let view = view_in(query, &zone(place));
+        let (step, ranges) = BarInterval::fitting(view.range, Span::Minute, &view.zone);
         let bars = ranges
             .into_iter()
             .map(|range| Bar {
@@ -228,9 +224,14 @@ mod tests {
                 "Jan 14 13:00–14:00",
             ),
             (
+                "from=2026-01-14&to=2026-01-15",
+                "Jan 14|Jan 15",
+                "Jan 14 01:00–02:00",
+            ),
+            (
                 "range=7d",
                 "Jan 9|Jan 10|Jan 11|Jan 12|Jan 13|Jan 14|Jan 15",
-                "Jan 9 06:00–12:00",
+                "Jan 10",
             ),
             (
                 "range=30d",
@@ -244,8 +245,8 @@ mod tests {
             ),
             (
                 "range=90d",
-                "Oct 18|Oct 27|Nov 10|Nov 24|Dec 8|Dec 22|Jan 5",
-                "Oct 20–26",
+                "Oct 18|Nov 2|Nov 17|Dec 2|Dec 17|Jan 1",
+                "Oct 19",
             ),
             (
                 "from=2025-01-01&to=2025-12-31",
@@ -259,11 +260,11 @@ mod tests {
             ),
             (
                 "from=1996-01-01&to=2026-01-01",
-                "1996 2001 2006 2011 2016 2021 2026",
-                "1997",
+                "2000 2005 2010 2015 2020 2025",
+                "Feb 1996",
             ),
         ] {
-            let axis = axis_of(query);
+            let axis = axis_of(query, "UTC");
             let ticks: Vec<&str> = axis
                 .iter()
                 .map(|bar| bar.tick.as_str())
@@ -294,7 +295,7 @@ mod tests {
                 "Jan 15 12:00–12:03, so far",
             ),
             ("range=30d", 30, None, "Jan 15, so far"),
-            ("range=90d", 14, Some("Oct 18–19"), "Jan 12–15, so far"),
+            ("range=90d", 90, None, "Jan 15, so far"),
             (
                 "from=2025-01-20&to=2025-12-05",
                 12,
@@ -308,10 +309,10 @@ mod tests {
                 "",
             ),
             (
-                "from=2026-01-08T13:30&to=2026-01-13T07:00",
-                20,
-                Some("Jan 8 13:30–18:00"),
-                "Jan 13 06:00–07:00",
+                "from=2026-01-11T13:30&to=2026-01-13T07:15",
+                43,
+                Some("Jan 11 13:30–14:00"),
+                "Jan 13 07:00–07:15",
             ),
             (
                 "from=2026-01-01T13:30:07&to=2026-01-01T13:30:09",
@@ -321,12 +322,12 @@ mod tests {
             ),
             (
                 "from=1996-03-05T12:00&to=2025-12-31",
-                30,
-                Some("Mar 5 12:00 – Dec 31 00:00, 1996"),
+                358,
+                Some("Mar 5 12:00 – Mar 31 00:00, 1996"),
                 "",
             ),
         ] {
-            let axis = axis_of(query);
+            let axis = axis_of(query, "UTC");
             assert_eq!(axis.len(), bars, "{query}");
             let pale: Vec<&str> = axis
                 .iter()
@@ -345,62 +346,128 @@ mod tests {
     #[test]
     fn bars_are_few_and_cover_the_range() {
         for (query, bars, step) in [
-            ("range=1h", 60, BarInterval::Seconds(60)),
-            ("range=24h", 25, BarInterval::Seconds(HOUR)),
-            ("range=7d", 28, BarInterval::Seconds(6 * HOUR)),
-            ("range=30d", 30, BarInterval::DAY),
-            ("range=90d", 14, BarInterval::Week),
-            ("range=month", 15, BarInterval::DAY),
-            ("range=last-month", 31, BarInterval::DAY),
-            (
-                "from=2026-01-15&to=2026-01-15",
-                24,
-                BarInterval::Seconds(HOUR),
-            ),
-            (
-                "from=2024-01-01&to=2024-01-01",
-                24,
-                BarInterval::Seconds(HOUR),
-            ),
+            ("range=1h", 60, BarInterval::Minute),
+            ("range=24h", 25, BarInterval::Hour),
+            ("range=7d", 7, BarInterval::Day),
+            ("range=30d", 30, BarInterval::Day),
+            ("range=90d", 90, BarInterval::Day),
+            ("range=month", 15, BarInterval::Day),
+            ("range=last-month", 31, BarInterval::Day),
+            ("from=2026-01-15&to=2026-01-15", 24, BarInterval::Hour),
+            ("from=2024-01-01&to=2024-01-02", 48, BarInterval::Hour),
             (
                 "from=2026-01-13T13:30&to=2026-01-15T12:00",
                 47,
-                BarInterval::Seconds(HOUR),
+                BarInterval::Hour,
             ),
             (
                 "from=2026-01-15T11:10&to=2026-01-15T11:20",
                 10,
-                BarInterval::Seconds(60),
+                BarInterval::Minute,
             ),
             (
                 "from=2026-01-15T10:05&to=2026-01-15T12:00",
-                58,
-                BarInterval::Seconds(120),
+                2,
+                BarInterval::Hour,
             ),
+            ("from=2025-09-01&to=2025-12-31", 4, BarInterval::Month),
             ("from=2025-01-01&to=2025-12-31", 12, BarInterval::Month),
             ("from=2020-01-16&to=2026-01-15", 73, BarInterval::Month),
-            ("from=1996-01-01&to=2026-01-01", 31, BarInterval::Year),
         ] {
-            let range = view(query).range;
-            let (found, ranges) = BarInterval::fitting(range, span(range, NOW));
-            assert_eq!((ranges.len(), found), (bars, step), "{query}");
-            assert_eq!(
-                (ranges[0].since, ranges[bars - 1].until),
-                (range.since, range.until),
-                "{query}"
-            );
-            for pair in ranges.windows(2) {
-                assert_eq!(pair[0].until, pair[1].since, "{query}");
-                assert_eq!(
-                    pair[1].since % span(range, NOW).seconds(),
-                    0,
-                    "{query}: a sum belongs to one bar"
-                );
-            }
-            assert!(
-                ranges[1..bars - 1].iter().all(|bar| step.is_whole(*bar)),
-                "{query}"
-            );
+            check_bars(query, "UTC", bars, step);
         }
+        for (query, place, bars, step) in [
+            ("range=24h", "Asia/Kolkata", 25, BarInterval::Hour),
+            (
+                "from=2025-10-26&to=2025-10-26",
+                "Europe/Zagreb",
+                25,
+                BarInterval::Hour,
+            ),
+            (
+                "from=2025-03-30&to=2025-03-31",
+                "Europe/Zagreb",
+                47,
+                BarInterval::Hour,
+            ),
+            (
+                "from=2025-04-06&to=2025-04-06",
+                "Australia/Lord_Howe",
+                25,
+                BarInterval::Hour,
+            ),
+            (
+                "from=2025-03-09&to=2025-03-09",
+                "America/Havana",
+                23,
+                BarInterval::Hour,
+            ),
+            (
+                "from=2025-10-01&to=2025-12-31",
+                "America/Los_Angeles",
+                92,
+                BarInterval::Day,
+            ),
+            (
+                "range=last-month",
+                "America/Los_Angeles",
+                31,
+                BarInterval::Day,
+            ),
+            (
+                "from=2025-01-01&to=2025-12-31",
+                "Europe/Zagreb",
+                12,
+                BarInterval::Month,
+            ),
+        ] {
+            check_bars(query, place, bars, step);
+        }
+    }
+
+    #[track_caller]
+    fn check_bars(query: &str, place: &str, bars: usize, step: BarInterval) {
+        let zone = zone(place);
+        let range = view_in(query, &zone).range;
+        let (found, ranges) = BarInterval::fitting(range, Span::Minute, &zone);
+        let context = format!("{query} {place}");
+        assert_eq!((ranges.len(), found), (bars, step), "{context}");
+        let ends = (ranges[0].since, ranges[bars - 1].until);
+        assert_eq!(ends, (range.since, range.until), "{context}");
+        for pair in ranges.windows(2) {
+            assert_eq!(pair[0].until, pair[1].since, "{context}");
+        }
+        let inner = ranges.get(1..bars - 1).unwrap_or_default();
+        assert!(
+            inner.iter().all(|bar| step.is_whole(*bar, &zone)),
+            "{context}"
+        );
+        if step != BarInterval::Day {
+            let (by_days, _) = BarInterval::fitting(range, Span::Day, &zone);
+            assert!(by_days.span() == Span::Day, "{context}");
+        }
+    }
+
+    #[test]
+    fn an_hour_that_a_day_has_twice_is_labelled_with_its_offset() {
+        let axis = axis_of("from=2025-10-26&to=2025-10-26", "Europe/Zagreb");
+        let labels: Vec<&str> = axis[1..5].iter().map(|bar| bar.label.as_str()).collect();
+        assert_eq!(
+            labels,
+            [
+                "Oct 26 01:00–02:00+02:00",
+                "Oct 26 02:00+02:00–02:00+01:00",
+                "Oct 26 02:00+01:00–03:00",
+                "Oct 26 03:00–04:00",
+            ]
+        );
+        let ticks = axis.iter().map(|bar| bar.tick.as_str());
+        let ticks: Vec<&str> = ticks.filter(|tick| !tick.is_empty()).collect();
+        assert_eq!(
+            ticks,
+            ["00:00", "04:00", "08:00", "12:00", "16:00", "20:00"]
+        );
+        let axis = axis_of("from=2025-03-09&to=2025-03-09", "America/Havana");
+        assert_eq!(axis[0].label, "Mar 9 01:00–02:00", "a day without midnight");
     }
 }

@@ -9,11 +9,11 @@ use crate::console::{
     keys::list::is_match,
     page::{Operator, PageError},
 };
-use crate::database::DatabaseError;
-use crate::keys::{Key, SecretUse};
+use crate::database::Problem;
+use crate::keys::Key;
 use crate::ledger::{Filter, Matching, RowFilter};
 use crate::store::Store;
-use crate::when::{self, DAY, Range, When, interval_end};
+use crate::when::{DAY, Range, When, Zone, interval_end};
 
 /// The ranges that are offered beside two times.
 pub const CHOICES: [(&str, &str); 8] = [
@@ -64,9 +64,15 @@ pub struct UsageView {
     /// One of `CHOICES`, or "times".
     pub choice: &'static str,
     pub range: Range,
-    /// The range has full hours in place of those that it cut: retention has removed their rows.
+    /// The time zone of the database, in which the range is read and shown.
+    pub zone: Zone,
+    /// The range has whole days in place of those that it cut: retention has removed their rows.
     pub is_extended: bool,
+    /// The id of the key, if one is chosen.
     pub key: Option<String>,
+    /// The name of several keys, and their ids: the figures are those of all of them.
+    pub key_name: Option<String>,
+    pub(super) named_keys: Vec<String>,
     /// The text in place of a key's id, until a key is found by it. If none is, the figures are
     /// those of no key.
     pub key_text: String,
@@ -89,10 +95,11 @@ impl UsageView {
         let Operator {
             console, request, ..
         } = *operator;
-        let mut view = Self::read(&request.query, request.now).map_err(PageError::Range)?;
+        let zone = &console.store.zone;
+        let mut view = Self::read(&request.query, request.now, zone).map_err(PageError::Range)?;
         view.range = console.store.ledger.bounded(view.range, request.now)?;
         if view.choice == "all" {
-            view.range.until = interval_end(view.range.until - 1, DAY);
+            view.range.until = zone.day(view.range.until - 1).until;
         }
         let Range { since, until } = view.range;
         if since < 0 || until.saturating_sub(since) > LONGEST {
@@ -106,7 +113,7 @@ impl UsageView {
     /// Reads a query; a bound of the range may be open. Fails if the range can't be read or has not
     /// begun, and ignores anything else that it does not understand: a mistyped address still leads
     /// to a page.
-    fn read(query: &Form, now: i64) -> Result<Self, String> {
+    fn read(query: &Form, now: i64, zone: &Zone) -> Result<Self, String> {
         // The form also sends the times of a named range, and how it showed them: they count if
         // they were changed.
         let is_changed =
@@ -121,23 +128,28 @@ impl UsageView {
         } else {
             "24h"
         });
-        let this_month = when::month(now).unwrap_or(Range::ALL);
+        // A time that exists twice is the earlier one as a beginning and the later one as an end.
+        let [from, to] = [
+            from.map(|time| time.earlier(zone)),
+            to.map(|time| time.later(zone)),
+        ];
+        let (today, this_month) = (zone.day(now), zone.month(now));
         let range = match (choice, When::parse(choice)) {
-            ("times", _) => Range::between(from, to, now).checked(now)?,
+            ("times", _) => Range::between(from, to, now, zone)?.checked(now, zone)?,
             (_, Some(days @ When::Days(_))) => Range {
-                since: days.begin(now),
-                until: interval_end(now, DAY),
+                since: days.begin(now, zone)?,
+                until: today.until,
             },
             // To the minute, of which the present one is the last.
             (_, Some(hours)) => Range {
-                since: hours.begin(interval_end(now, 60)),
+                since: hours.begin(interval_end(now, 60), zone)?,
                 until: interval_end(now, 60),
             },
             ("month", _) => Range {
-                until: interval_end(now, DAY),
+                until: today.until,
                 ..this_month
             },
-            ("last-month", _) => when::month(this_month.since - 1).unwrap_or(Range::ALL),
+            ("last-month", _) => zone.month(this_month.since - 1),
             _ => Range::ALL,
         };
         let gateway = Some(query.get("gateway")).filter(|name| (1..=64).contains(&name.len()));
@@ -146,8 +158,11 @@ impl UsageView {
         Ok(Self {
             choice,
             range,
+            zone: zone.clone(),
             is_extended: false,
             key: None,
+            key_name: None,
+            named_keys: Vec::new(),
             key_text: query.text("key", LONGEST_KEY_TEXT),
             gateway: gateway.map(String::from),
             outcome: outcome.unwrap_or_default().into(),
@@ -158,9 +173,9 @@ impl UsageView {
         })
     }
 
-    /// This view with a range that cuts no hour whose rows retention has removed.
-    pub fn widened_to_kept_hours(self, store: &Store) -> Result<Self, DatabaseError> {
-        let range = store.ledger.widened_to_kept_hours(self.range)?;
+    /// This view with a range that cuts no day whose rows retention has removed.
+    pub fn with_whole_days(self, store: &Store) -> Result<Self, Problem> {
+        let range = store.ledger.with_whole_days(self.range)?;
         Ok(if range == self.range {
             self
         } else {
@@ -188,25 +203,29 @@ impl UsageView {
         }
     }
 
-    /// The key's id, or the text in its place, which is the id of no key.
-    fn key_id(&self) -> Option<&str> {
-        self.key
-            .as_deref()
-            .or(Some(self.key_text.as_str()).filter(|text| !text.is_empty()))
+    /// The key's id, the name of several keys, or the text that means none; empty for all keys.
+    pub fn key_word(&self) -> &str {
+        let chosen = self.key.as_deref().or(self.key_name.as_deref());
+        chosen.unwrap_or(&self.key_text)
     }
 
-    pub fn filter(&self) -> Filter<'_> {
+    /// The ids of the keys whose requests are shown; `None` for all keys.
+    fn keys(&self) -> Option<Vec<String>> {
+        let ids = self.key.iter().chain(&self.named_keys).cloned().collect();
+        (!self.key_word().is_empty()).then_some(ids)
+    }
+
+    pub fn filter(&self) -> Filter {
         Filter {
-            key_id: self.key_id(),
-            gateway: self.gateway.as_deref(),
+            keys: self.keys(),
+            gateway: self.gateway.clone(),
         }
     }
 
     pub fn row_filter(&self) -> RowFilter {
         RowFilter {
             range: self.range,
-            key_id: self.key_id().map(String::from),
-            gateway: self.gateway.clone(),
+            requests: self.filter(),
             matching: self.matching(),
             cause: Some(self.cause.clone()).filter(|cause| !cause.is_empty()),
             least_ms: self.least_ms,
@@ -217,17 +236,17 @@ impl UsageView {
     /// The start and the end of the range, as a field of a form has them.
     pub fn times(&self) -> [String; 2] {
         let time = |time| {
-            when::iso(time)
-                .unwrap_or_default()
-                .replace(":00Z", "")
-                .replace('Z', "")
+            let form = if time % 60 == 0 { "%FT%H:%M" } else { "%FT%T" };
+            self.zone.format(time, form).unwrap_or_default()
         };
         [self.range.since, self.range.until].map(time)
     }
 
     /// The same for an address or a file's name: whole days as dates, the last one included.
     pub fn dates(&self) -> [String; 2] {
-        self.range.bounds().map(|bound| bound.replace('Z', ""))
+        self.range
+            .bounds(&self.zone)
+            .map(|bound| bound.replace('Z', ""))
     }
 
     /// The names and values in an address or a form, the range first. Empty values are left out
@@ -240,7 +259,7 @@ impl UsageView {
         };
         let number = |value: Option<u32>| value.map_or(String::new(), |value| value.to_string());
         fields.extend([
-            ("key", self.key_id().unwrap_or_default().to_owned()),
+            ("key", self.key_word().to_owned()),
             ("gateway", self.gateway.clone().unwrap_or_default()),
             ("outcome", self.outcome.clone()),
             ("cause", self.cause.clone()),
@@ -278,15 +297,15 @@ impl UsageView {
 
     /// This view with the key that its text means, if it means one: as the key's field has it, with
     /// its mark at the end, or as the commands take it, or by a part of its name.
-    fn with_key(self, store: &Store, keys: &[Key]) -> Result<Self, DatabaseError> {
+    fn with_key(self, store: &Store, keys: &[Key]) -> Result<Self, Problem> {
         if self.key_text.is_empty() {
             return Ok(self);
         }
-        let is_marked = |key: &&Key| self.key_text.rsplit(' ').next() == Some(key.mark());
+        let is_marked = |key: &&Key| self.key_text.rsplit(' ').next() == Some(key.hint.as_str());
         let is_part = |key: &&Key| is_match(key, &self.key_text);
         let mut found: Vec<Key> = keys.iter().filter(is_marked).cloned().collect();
         if found.is_empty() {
-            found = store.keys.resolve(&self.key_text, SecretUse::Refused)?;
+            found = store.keys.named(&self.key_text)?;
         }
         if found.is_empty() {
             found = keys.iter().filter(is_part).cloned().collect();
@@ -297,6 +316,13 @@ impl UsageView {
                 key_text: String::new(),
                 ..self
             },
+            // A renewed key may have the name of its predecessor: their requests belong together.
+            [first, ..] if found.iter().all(|key| key.name == self.key_text) => Self {
+                key_name: Some(first.name.clone()),
+                named_keys: found.iter().map(|key| key.id.clone()).collect(),
+                key_text: String::new(),
+                ..self
+            },
             _ => self,
         })
     }
@@ -304,7 +330,7 @@ impl UsageView {
 
 fn time(query: &Form, name: &str) -> Result<Option<When>, String> {
     let text = query.get(name);
-    let time = When::parse(text).filter(|when| matches!(when, When::Date(_) | When::Time(_)));
+    let time = When::parse(text).filter(|when| matches!(when, When::Date(_) | When::Time(..)));
     if time.is_none() && !text.is_empty() {
         return Err(format!(
             "{name} takes a date, 2026-11-16, or a time, 2026-11-16T13:00."
@@ -316,12 +342,17 @@ fn time(query: &Form, name: &str) -> Result<Option<When>, String> {
 #[cfg(test)]
 pub mod tests {
     use super::*;
+    use crate::when::tests::zone;
 
     /// 2026-01-15 12:02:03, a Thursday.
     pub const NOW: i64 = 1_768_478_523;
 
     pub fn view(query: &str) -> UsageView {
-        UsageView::read(&Form::parse(query), NOW).expect("a range")
+        view_in(query, &Zone::utc())
+    }
+
+    pub fn view_in(query: &str, zone: &Zone) -> UsageView {
+        UsageView::read(&Form::parse(query), NOW, zone).expect("a range")
     }
 
     #[test]
@@ -370,7 +401,7 @@ pub mod tests {
     #[test]
     fn a_range_that_can_not_be_displayed_is_refused() {
         for (query, message) in [
-            ("from=9999-12-31", "in the future"),
+            ("from=9998-12-31", "in the future"),
             ("from=2026-01-14&to=2026-01-01", "ends before it begins"),
             (
                 "from=2026-01-14T13:00&to=2026-01-14T13:00",
@@ -379,9 +410,44 @@ pub mod tests {
             ("from=yesterday", "from takes a date"),
             ("from=2026-01-14&to=2026-02-30", "to takes a date"),
         ] {
-            let error = UsageView::read(&Form::parse(query), NOW).expect_err(query);
+            let error = UsageView::read(&Form::parse(query), NOW, &Zone::utc()).expect_err(query);
             assert!(error.contains(message), "{query}: {error}");
         }
+    }
+
+    #[test]
+    fn days_and_months_are_those_of_the_place() {
+        let zagreb = zone("Europe/Zagreb");
+        for (query, from, to) in [
+            (
+                "range=24h",
+                "2026-01-14T13:03+01:00",
+                "2026-01-15T13:03+01:00",
+            ),
+            ("range=7d", "2026-01-09", "2026-01-15"),
+            ("range=last-month", "2025-12-01", "2025-12-31"),
+            ("from=2025-10-26&to=2025-10-26", "2025-10-26", "2025-10-26"),
+            // Both exist twice.
+            (
+                "from=2025-10-26T02:15&to=2025-10-26T02:30",
+                "2025-10-26T02:15+02:00",
+                "2025-10-26T02:30+01:00",
+            ),
+        ] {
+            let view = view_in(query, &zagreb);
+            assert_eq!(view.dates(), [from, to], "{query}");
+            let again = view_in(
+                view.address("/usage").trim_start_matches("/usage?"),
+                &zagreb,
+            );
+            assert_eq!(again.range, view.range, "{query}");
+        }
+        let skipped = Form::parse("from=2025-03-30T02:30");
+        let error = UsageView::read(&skipped, NOW, &zagreb).expect_err("no such time");
+        assert!(error.contains("does not exist in Europe/Zagreb"), "{error}");
+        let view = view_in("from=2025-10-25T00:00&to=2025-10-26T12:00:05", &zagreb);
+        assert_eq!(view.times(), ["2025-10-25T00:00", "2025-10-26T12:00:05"]);
+        assert_eq!(view.range.until - view.range.since, 37 * 3600 + 5);
     }
 
     #[test]

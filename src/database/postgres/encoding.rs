@@ -1,7 +1,6 @@
 //! Values, rows and errors as the protocol has them.
 
 use std::error::Error;
-use std::fmt;
 use std::io;
 use std::ops::Range;
 
@@ -10,56 +9,16 @@ use fallible_iterator::FallibleIterator;
 use postgres_protocol::message::backend::{DataRowBody, ErrorFields};
 use postgres_protocol::{IsNull, Oid, types};
 
-use crate::database::value::{Row, SqlValue};
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SqlError {
-    /// Nothing was sent, so it was certainly not done.
-    NotSent(String),
-    /// It was sent and no final answer came: it may have been done. The connection can't be used
-    /// any more.
-    Unknown(String),
-    /// The server refused it, so it was certainly not done.
-    Refused { state: String, message: String },
-}
-
-impl SqlError {
-    /// The SQLSTATE; empty if it is not the server's.
-    pub fn state(&self) -> &str {
-        match self {
-            Self::Refused { state, .. } => state,
-            _ => "",
-        }
-    }
-
-    /// Returns whether another connection is needed: no final answer came, or this host shuts down,
-    /// only reads, or has lost the session's statements.
-    pub fn ends_connection(&self) -> bool {
-        let state = self.state();
-        matches!(self, Self::Unknown(_))
-            || state.starts_with("08")
-            || state.starts_with("57P")
-            || matches!(state, "25006" | "26000" | "53300")
-    }
-}
-
-impl fmt::Display for SqlError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotSent(cause) | Self::Unknown(cause) => f.write_str(cause),
-            Self::Refused { state, message } => write!(f, "{message} (SQLSTATE {state})"),
-        }
-    }
-}
+use crate::database::{Row, Value};
 
 /// The type that a parameter is sent as. The server infers the type of a null.
-pub fn type_of(value: &SqlValue) -> Oid {
+pub fn type_of(value: &Value) -> Oid {
     match value {
-        SqlValue::Null => 0,
-        SqlValue::Int(_) => INT8,
-        SqlValue::Real(_) => FLOAT8,
-        SqlValue::Text(_) => TEXT,
-        SqlValue::Blob(_) => BYTEA,
+        Value::Null => 0,
+        Value::Integer(_) => INT8,
+        Value::Real(_) => FLOAT8,
+        Value::Text(_) => TEXT,
+        Value::Blob(_) => BYTEA,
     }
 }
 
@@ -72,13 +31,13 @@ const FLOAT8: Oid = 701;
 
 /// Numbers are sent as text, which any numeric type accepts: a statement may have been prepared
 /// with a null in their place.
-pub fn write_value(value: &SqlValue, out: &mut BytesMut) -> IsNull {
+pub fn write_value(value: &Value, out: &mut BytesMut) -> IsNull {
     match value {
-        SqlValue::Null => return IsNull::Yes,
-        SqlValue::Int(number) => out.extend_from_slice(number.to_string().as_bytes()),
-        SqlValue::Real(number) => out.extend_from_slice(format!("{number:?}").as_bytes()),
-        SqlValue::Text(text) => out.extend_from_slice(text.as_bytes()),
-        SqlValue::Blob(bytes) => out.extend_from_slice(bytes),
+        Value::Null => return IsNull::Yes,
+        Value::Integer(number) => out.extend_from_slice(number.to_string().as_bytes()),
+        Value::Real(number) => out.extend_from_slice(format!("{number:?}").as_bytes()),
+        Value::Text(text) => out.extend_from_slice(text.as_bytes()),
+        Value::Blob(bytes) => out.extend_from_slice(bytes),
     }
     IsNull::No
 }
@@ -89,20 +48,20 @@ pub fn read_row(body: &DataRowBody, columns: &[Oid]) -> io::Result<Row> {
         (Some(range), Some(&oid)) => {
             read_value(oid, &body.buffer()[range]).map_err(io::Error::other)
         }
-        _ => Ok(SqlValue::Null),
+        _ => Ok(Value::Null),
     };
     body.ranges().map(read).collect().map(Row::new)
 }
 
 /// Reads a column in the binary format.
-fn read_value(oid: Oid, bytes: &[u8]) -> Result<SqlValue, Box<dyn Error + Sync + Send>> {
+fn read_value(oid: Oid, bytes: &[u8]) -> Result<Value, Box<dyn Error + Sync + Send>> {
     Ok(match oid {
         INT8 => types::int8_from_sql(bytes)?.into(),
-        INT4 => SqlValue::Int(types::int4_from_sql(bytes)?.into()),
+        INT4 => i64::from(types::int4_from_sql(bytes)?).into(),
         BOOL => types::bool_from_sql(bytes)?.into(),
         FLOAT8 => types::float8_from_sql(bytes)?.into(),
-        TEXT => types::text_from_sql(bytes)?.into(),
-        BYTEA => bytes.into(),
+        TEXT => types::text_from_sql(bytes)?.to_owned().into(),
+        BYTEA => bytes.to_vec().into(),
         _ => return Err(format!("a column has the type {oid}, which is not read here").into()),
     })
 }
@@ -131,12 +90,5 @@ impl Fields {
             }
         }
         Ok(found)
-    }
-
-    pub fn refusal(self) -> SqlError {
-        SqlError::Refused {
-            state: self.state,
-            message: self.message,
-        }
     }
 }

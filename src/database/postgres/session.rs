@@ -1,33 +1,51 @@
-//! A transaction on a pooled connection.
+//! A transaction, or one statement, on a connection of the list or on the one that writes.
 
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
-use super::encoding::SqlError;
-use super::pool::Pooled;
-use crate::database::error::{DatabaseError, Result};
-use crate::database::statement::{EachRow, Statement};
-use crate::database::value::Row;
+use super::Postgres;
+use super::connection::{PgConnection, STATEMENT_TIMEOUT};
+use crate::database::session::EachRow;
+use crate::database::{Problem, ProblemKind, Result, Row, Statement};
 
-pub(super) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(3);
-
-pub(super) const REPORT_TIMEOUT: Duration = Duration::from_secs(600);
-
-/// Runs statements on a connection, in one transaction that begins with the first; or one statement
-/// without.
-pub struct PgSession {
-    /// `None` if the connection can't be used any more.
-    pooled: RefCell<Option<Pooled>>,
-    begin: Cell<Option<&'static str>>,
+/// Runs statements in one transaction that begins with the first; or one statement without.
+pub struct PgSession<'a> {
+    postgres: &'a Postgres,
+    /// `None` if it can't be used any more.
+    connection: RefCell<Option<PgConnection>>,
+    /// Where the connection belongs.
+    place: &'a mut Option<PgConnection>,
+    begin: Cell<Option<String>>,
+    /// The server's limit for each statement.
     time: Duration,
+    /// No statement begins after it.
+    deadline: Instant,
 }
 
-impl PgSession {
-    pub(super) fn new(pooled: Pooled, begin: Option<&'static str>, time: Duration) -> Self {
+impl<'a> PgSession<'a> {
+    /// A transaction that begins with `begin`; without, each statement is one by itself, with the
+    /// time that its connection has set.
+    pub(super) fn new(
+        postgres: &'a Postgres,
+        place: &'a mut Option<PgConnection>,
+        begin: Option<&str>,
+        time: Duration,
+        deadline: Instant,
+    ) -> Self {
+        let begin = begin.map(|begin| match time {
+            STATEMENT_TIMEOUT => begin.to_owned(),
+            time => format!(
+                "{begin}; SET LOCAL statement_timeout = {}",
+                time.as_millis()
+            ),
+        });
         Self {
-            pooled: RefCell::new(Some(pooled)),
+            postgres,
+            connection: RefCell::new(place.take()),
+            place,
             begin: Cell::new(begin),
             time,
+            deadline,
         }
     }
 
@@ -37,41 +55,37 @@ impl PgSession {
         end: Option<&str>,
         each: &mut dyn FnMut(usize, Row),
     ) -> Result<Vec<usize>> {
-        let mut borrowed = self
-            .pooled
+        let mut open = self
+            .connection
             .try_borrow_mut()
-            .map_err(|_| DatabaseError::Other("a query within a query".into()))?;
-        let pooled = borrowed
+            .map_err(|_| Problem::other("a query within a query"))?;
+        let connection = open
             .as_mut()
-            .ok_or(DatabaseError::Unknown("the connection was lost".into()))?;
-        let deadline = Instant::now() + self.time;
-        let outcome = pooled
-            .connection()
-            .run(self.begin.take(), statements, end, deadline, each);
-        if outcome.as_ref().is_err_and(SqlError::ends_connection)
-            && let Some(pooled) = borrowed.take()
+            .ok_or_else(|| Problem::unknown("the connection was lost"))?;
+        let begin = self.begin.take();
+        let result = connection.run(begin.as_deref(), statements, end, self.time, each);
+        if let Err(ProblemKind::Unknown | ProblemKind::Unavailable) =
+            result.as_ref().map_err(|problem| problem.kind)
         {
-            pooled.invalidate();
+            self.postgres.forget_connections(connection);
+            *open = None;
         }
-        Ok(outcome?)
+        result
     }
 
-    pub fn run_and_commit(&self, statements: &[Statement]) -> Result<Vec<usize>> {
-        let is_idle = || {
-            self.pooled
-                .borrow_mut()
-                .as_mut()
-                .is_some_and(|pooled| pooled.connection().is_idle)
-        };
-        if statements.is_empty() && (self.begin.get().is_some() || is_idle()) {
-            // Nothing was sent, or one statement without a transaction.
-            return Ok(Vec::new());
-        }
+    /// Runs the last statements and commits.
+    pub fn commit(&self, statements: &[Statement]) -> Result<()> {
         self.send(statements, Some("COMMIT"), &mut |_, _| ())
+            .map(drop)
     }
 
-    pub fn is_lost(&self) -> bool {
-        self.pooled.borrow().is_none()
+    /// Ends a read, which may have sent nothing, or one statement without a transaction.
+    pub fn end(&self) -> Result<()> {
+        match &*self.connection.borrow() {
+            Some(connection) if connection.is_idle => return Ok(()),
+            _ => {}
+        }
+        self.commit(&[])
     }
 
     pub fn run_script(&self, script: &str) -> Result<()> {
@@ -82,6 +96,9 @@ impl PgSession {
         if statements.is_empty() {
             // The server would not answer.
             return Ok(Vec::new());
+        }
+        if Instant::now() >= self.deadline {
+            return Err(Problem::late());
         }
         let mut failure = None;
         let mut take = |number, row| {
@@ -94,31 +111,13 @@ impl PgSession {
     }
 }
 
-impl Drop for PgSession {
-    /// Ends the transaction after an error, so that the connection can be used again.
+impl Drop for PgSession<'_> {
+    /// Ends the transaction after an error, and gives the connection back unless that fails.
     fn drop(&mut self) {
-        if let Some(pooled) = self.pooled.get_mut()
-            && self.begin.get().is_none()
-            && !pooled.connection().is_idle
-        {
-            let _ = pooled.connection().run_text(
-                "ROLLBACK",
-                Instant::now() + self.time.min(STATEMENT_TIMEOUT),
-            );
+        let mut connection = self.connection.get_mut().take();
+        if let Some(open) = connection.as_mut().filter(|open| !open.is_idle) {
+            let _ = open.run_text("ROLLBACK", STATEMENT_TIMEOUT);
         }
-    }
-}
-
-impl From<SqlError> for DatabaseError {
-    fn from(error: SqlError) -> Self {
-        match (&error, error.state()) {
-            (SqlError::NotSent(cause), _) => Self::Other(cause.clone()),
-            (SqlError::Unknown(cause), _) => Self::Unknown(cause.clone()),
-            (_, "53100") => Self::Full,
-            // Another transaction was in the way, so that a retry helps: a serialization failure, a
-            // deadlock, or a lock that was not free in time.
-            (_, "40001" | "40P01" | "55P03") => Self::Busy,
-            _ => Self::Other(error.to_string()),
-        }
+        *self.place = connection.filter(|connection| connection.is_idle);
     }
 }

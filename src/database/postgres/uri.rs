@@ -1,18 +1,14 @@
-//! Connection URIs as libpq takes them:
-//! `postgresql://user:password@host:port,host:port/database?sslmode=verify-full`.
+//! Connection URIs: `postgresql://user:password@host:port,host:port/database?sslmode=verify-full`.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
 
 use crate::secret::Secret;
 
 const DEFAULT_PORT: u16 = 5432;
-
-/// The timeout for connecting to one host, unless `connect_timeout` is set.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The usual folder of the Unix socket of a server on the same machine.
 const DEFAULT_FOLDER: &str = "/var/run/postgresql";
@@ -28,10 +24,6 @@ pub struct DatabaseUri {
     pub sslmode: Option<SslMode>,
     /// A PEM file with the CAs that are trusted; `None` means those of the system.
     pub sslrootcert: Option<PathBuf>,
-    /// The timeout for each host.
-    pub connect_timeout: Duration,
-    /// Skips hosts that only read, such as a standby.
-    pub needs_writable: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,11 +39,7 @@ pub enum Host {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SslMode {
     Disable,
-    /// Encrypted. The certificate is not checked; the password exchange, bound to it, proves the
-    /// server instead.
-    Require,
-    /// The certificate has to be signed by a trusted CA, and may be of any name.
-    VerifyCa,
+    /// The certificate has to be signed by a trusted CA for the name of the host.
     VerifyFull,
 }
 
@@ -75,113 +63,53 @@ impl DatabaseUri {
             Some((user, password)) => (user, Some(password)),
             None => (user_info, None),
         };
+        if user.is_empty() {
+            return Err(
+                "a URI with a user, such as postgresql://adriaticum@db.example/adriaticum".into(),
+            );
+        }
+        let database = if database.is_empty() { user } else { database };
         let mut uri = Self {
-            hosts: Vec::new(),
+            hosts: hosts.split(',').map(host).collect::<Result<_, _>>()?,
             user: decode(user)?,
             password: password.map(decode).transpose()?.map(Secret::new),
             database: decode(database)?,
             sslmode: None,
             sslrootcert: None,
-            connect_timeout: CONNECT_TIMEOUT,
-            needs_writable: true,
         };
-        let (mut names, mut ports) = split_hosts(hosts)?;
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair
-                .split_once('=')
-                .ok_or("parameters such as sslmode=verify-full")?;
-            let value = decode(value)?;
-            match name {
-                "host" => names = value.split(',').map(String::from).collect(),
-                "port" => ports = value.split(',').map(String::from).collect(),
-                _ => uri.set(name, value)?,
+        for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
+            let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+            match (name, value) {
+                ("sslmode", "disable") => uri.sslmode = Some(SslMode::Disable),
+                ("sslmode", "verify-full") => uri.sslmode = Some(SslMode::VerifyFull),
+                // Every other mode may talk to an impostor, or in plain text.
+                ("sslmode", _) => {
+                    return Err("sslmode=verify-full, with the file of the CA as sslrootcert if the system does not trust it, \
+                                or sslmode=disable if the network can be trusted"
+                        .into());
+                }
+                ("sslrootcert", _) => uri.sslrootcert = Some(decode(value)?.into()),
+                _ => {
+                    return Err("no other parameters than sslmode and sslrootcert: write user, password, hosts, ports and \
+                                database before them, as in postgresql://user:password@db1.example:5432,db2.example/database, \
+                                and leave all others out"
+                        .into());
+                }
             }
-        }
-        if ports.len() == 1 {
-            ports = vec![ports[0].clone(); names.len()];
-        }
-        if ports.len() != names.len() {
-            return Err("one port for all hosts, or one for each".into());
-        }
-        uri.hosts = names
-            .into_iter()
-            .zip(&ports)
-            .map(|(name, port)| host(name, port))
-            .collect::<Result<_, _>>()?;
-        if uri.user.is_empty() {
-            return Err(
-                "a URI with a user, such as postgresql://adriaticum@db.example/adriaticum".into(),
-            );
-        }
-        if uri.database.is_empty() {
-            uri.database = uri.user.clone();
         }
         Ok(uri)
     }
 
-    fn set(&mut self, name: &str, value: String) -> Result<(), String> {
-        match name {
-            "user" => self.user = value,
-            "password" => self.password = Some(Secret::new(value)),
-            "dbname" => self.database = value,
-            "sslmode" => self.sslmode = Some(SslMode::parse(&value)?),
-            "sslrootcert" => self.sslrootcert = Some(value.into()),
-            "connect_timeout" => {
-                let seconds = value
-                    .parse()
-                    .ok()
-                    .filter(|seconds| (1..=60).contains(seconds));
-                let seconds = seconds.ok_or("connect_timeout from 1 to 60 seconds")?;
-                self.connect_timeout = Duration::from_secs(seconds);
-            }
-            "target_session_attrs" => {
-                self.needs_writable = match value.as_str() {
-                    "read-write" | "primary" => true,
-                    "any" => false,
-                    _ => {
-                        return Err(
-                            "target_session_attrs=read-write, primary or any: the service writes"
-                                .into(),
-                        );
-                    }
-                }
-            }
-            _ => {
-                return Err(
-                    "no other parameters than host, port, user, password, dbname, sslmode, sslrootcert, \
-                            connect_timeout and target_session_attrs"
-                        .into(),
-                );
-            }
-        }
-        Ok(())
-    }
-
-    /// The mode for connecting to a host. Without `sslmode`: `verify-full` if there is an
-    /// `sslrootcert`; else `require`, and on the same machine plain. A Unix socket is always plain.
+    /// The mode for connecting to a host. Without `sslmode` a host of the same machine is plain,
+    /// unless there is an `sslrootcert`. A Unix socket is always plain.
     pub fn sslmode_for(&self, host: &Host) -> SslMode {
         match (host, self.sslmode) {
             (Host::Unix(_), _) => SslMode::Disable,
-            // As in libpq: a CA that is named is used.
-            (_, Some(SslMode::Require)) if self.sslrootcert.is_some() => SslMode::VerifyCa,
             (_, Some(mode)) => mode,
-            (_, None) if self.sslrootcert.is_some() => SslMode::VerifyFull,
-            (Host::Tcp { name, .. }, None) if is_loopback(name) => SslMode::Disable,
-            _ => SslMode::Require,
-        }
-    }
-}
-
-impl SslMode {
-    fn parse(word: &str) -> Result<Self, String> {
-        match word {
-            "disable" => Ok(Self::Disable),
-            "require" => Ok(Self::Require),
-            "verify-ca" => Ok(Self::VerifyCa),
-            "verify-full" => Ok(Self::VerifyFull),
-            // They may send the password exchange and every row in plain text, whatever the
-            // operator expects.
-            _ => Err("sslmode=disable, require, verify-ca or verify-full".into()),
+            (Host::Tcp { name, .. }, None) if is_loopback(name) && self.sslrootcert.is_none() => {
+                SslMode::Disable
+            }
+            _ => SslMode::VerifyFull,
         }
     }
 }
@@ -189,25 +117,17 @@ impl SslMode {
 fn is_loopback(name: &str) -> bool {
     name == "localhost"
         || name
-            .parse::<std::net::IpAddr>()
+            .parse::<IpAddr>()
             .is_ok_and(|address| address.is_loopback())
 }
 
-/// Names and ports as they are written, with an empty text for what is not.
-fn split_hosts(hosts: &str) -> Result<(Vec<String>, Vec<String>), String> {
-    let mut both = (Vec::new(), Vec::new());
-    for host in hosts.split(',') {
-        let (name, port) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-            Some((address, port)) => (address, port.strip_prefix(':').unwrap_or(port)),
-            None => host.rsplit_once(':').unwrap_or((host, "")),
-        };
-        both.0.push(decode(name)?);
-        both.1.push(port.to_owned());
-    }
-    Ok(both)
-}
-
-fn host(name: String, port: &str) -> Result<Host, String> {
+/// Reads `name:port`, `[address]:port` or the folder of a Unix socket, whose slashes are encoded.
+fn host(text: &str) -> Result<Host, String> {
+    let (name, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((address, port)) => (address, port.strip_prefix(':').unwrap_or(port)),
+        None => text.rsplit_once(':').unwrap_or((text, "")),
+    };
+    let name = decode(name)?;
     let port = match port {
         "" => DEFAULT_PORT,
         _ => port
@@ -291,10 +211,6 @@ mod tests {
             "postgresql://u@a.test:1,[fd00::7]:2,10.0.0.7:5432/db",
         );
         assert_eq!(uri.password.as_ref().map(Secret::expose), Some("p@ss:"));
-        assert_eq!(
-            (uri.connect_timeout, uri.needs_writable),
-            (Duration::from_secs(1), true)
-        );
         check("postgres://u@localhost", "postgresql://u@localhost:5432/u");
         check(
             "PostgreSQL://u:hidden@localhost",
@@ -302,25 +218,18 @@ mod tests {
         );
         check("postgresql://u@[::1]", "postgresql://u@[::1]:5432/u");
         check(
-            "postgresql://u@%2Frun%2Fpg:7/d%2Fb",
-            "postgresql://u@/run/pg/.s.PGSQL.7/d/b",
+            "postgresql://u@%2Frun%2Fpg:7,b.test/d%2Fb",
+            "postgresql://u@/run/pg/.s.PGSQL.7,b.test:5432/d/b",
         );
         check(
             "postgresql://u@/db",
             "postgresql://u@/var/run/postgresql/.s.PGSQL.5432/db",
         );
-        check(
-            "postgresql:///db?host=/tmp,b.test&port=7&user=u",
-            "postgresql://u@/tmp/.s.PGSQL.7,b.test:7/db",
-        );
         let uri = check(
-            "postgresql://a,b/?user=u&password=x&dbname=d&connect_timeout=9&target_session_attrs=any&port=1,2",
-            "postgresql://u@a:1,b:2/d",
+            "postgresql://u@a/?sslrootcert=%2Fetc%2Fca.pem&sslmode=verify-full",
+            "postgresql://u@a:5432/u",
         );
-        assert_eq!(
-            (uri.connect_timeout, uri.needs_writable),
-            (Duration::from_secs(9), false)
-        );
+        assert_eq!(uri.sslrootcert, Some("/etc/ca.pem".into()));
     }
 
     #[test]
@@ -329,18 +238,28 @@ mod tests {
             ("postgresql://db.test/secret", "a user"),
             ("postgresql://u:secret@a:0/", "ports"),
             ("postgresql://u:secret@a:x/", "ports"),
-            ("postgresql://u:secret@a,b,c/?port=1,2", "one for each"),
             ("postgresql://u:secret@a b/", "hosts"),
             ("postgresql://u:secret%ff@a/", "UTF-8"),
             ("postgresql://u:secret%00@a/", "UTF-8"),
-            ("postgresql://u:secret@a/?sslmode=prefer", "verify-full"),
-            ("postgresql://u:secret@a/?connect_timeout=0", "60"),
             (
-                "postgresql://u:secret@a/?target_session_attrs=standby",
-                "the service writes",
+                "postgresql://u:secret@a/?sslmode=prefer",
+                "sslmode=verify-full",
             ),
-            ("postgresql://u@a/?passwd=secret", "no other parameters"),
-            ("postgresql://u@a/?secret", "parameters"),
+            (
+                "postgresql://u:secret@a/?sslmode=require",
+                "sslmode=verify-full",
+            ),
+            (
+                "postgresql://u:secret@a/?sslmode=verify-ca",
+                "sslrootcert if",
+            ),
+            ("postgresql://u:secret@a/?sslmode", "or sslmode=disable"),
+            (
+                "postgresql://u@a/?password=secret",
+                "postgresql://user:password@",
+            ),
+            ("postgresql://u@a/?connect_timeout=9", "leave all others"),
+            ("postgresql://u@a/?secret", "no other parameters"),
         ] {
             let error = DatabaseUri::parse(text).expect_err(text);
             assert!(
@@ -358,18 +277,13 @@ mod tests {
 
     #[test]
     fn how_a_host_is_connected_to() {
-        use SslMode::{Disable, Require, VerifyCa, VerifyFull};
+        use SslMode::{Disable, VerifyFull};
         for (uri, mode) in [
-            ("postgresql://u@db.test/", Require),
+            ("postgresql://u@db.test/", VerifyFull),
             ("postgresql://u@localhost/", Disable),
             ("postgresql://u@[::1]/", Disable),
-            ("postgresql://u@127.0.0.1/?sslmode=require", Require),
-            ("postgresql://u@db.test/?sslrootcert=ca.pem", VerifyFull),
-            (
-                "postgresql://u@db.test/?sslrootcert=ca.pem&sslmode=require",
-                VerifyCa,
-            ),
-            ("postgresql://u@db.test/?sslmode=verify-ca", VerifyCa),
+            ("postgresql://u@127.0.0.1/?sslmode=verify-full", VerifyFull),
+            ("postgresql://u@localhost/?sslrootcert=ca.pem", VerifyFull),
             ("postgresql://u@db.test/?sslmode=disable", Disable),
             ("postgresql://u@%2Ftmp/?sslmode=verify-full", Disable),
         ] {

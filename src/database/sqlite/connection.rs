@@ -7,12 +7,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rusqlite::config::DbConfig;
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::{Connection, ErrorCode, OpenFlags};
 use rustix::fs::Access as FileAccess;
 
+use super::database_files::{FileIdentity, FileState};
 use super::read_only_file::{FLAGS, ReadOnlyFile, check_usable};
-use crate::database::error::{DatabaseError, Result};
-use crate::files::with_suffix;
+use crate::database::{Problem, ProblemKind, Result};
+use crate::files::{self, with_suffix};
 use crate::progress::Progress;
 
 /// The time that a new connection waits for other processes.
@@ -28,6 +29,76 @@ const STATEMENTS: usize = 64;
 /// The unit in which the progress of a copy is displayed.
 pub const MEBIBYTE: u64 = 1_048_576;
 
+/// A database, as it was opened.
+pub struct OpenFile {
+    /// Without links.
+    pub path: PathBuf,
+    /// Before it was opened: see `Files::open`.
+    pub identity: FileIdentity,
+    pub connection: Connection,
+    /// Set if SQLite reads it without locks.
+    pub read_only: Option<ReadOnlyFile>,
+}
+
+impl OpenFile {
+    /// Creates an empty file if there is none. Fails if it can't be written.
+    pub fn to_write(path: &Path) -> Result<Self> {
+        let path = files::create(path).and_then(|_| files::resolve(path))?;
+        let identity = FileState::read(&path)?.identity;
+        let open = || -> rusqlite::Result<Connection> {
+            let connection = connect(&path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+            if path.metadata().is_ok_and(|file| file.len() == 0) {
+                // Retention can then give space back to the file system.
+                connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
+            }
+            switch_journal(&connection, "WAL")?;
+            Ok(connection)
+        };
+        Ok(Self {
+            connection: open().map_err(|error| name_cause(&path, error))?,
+            path,
+            identity,
+            read_only: None,
+        })
+    }
+
+    /// The flag to write is for the end: the last connection to close moves the WAL into the
+    /// database and deletes it, which a read-only one can't. If the file can't be written, SQLite
+    /// opens it to read.
+    pub fn to_read(path: &Path) -> Result<Self> {
+        if is_missing(path)? {
+            return Err(Problem::missing());
+        }
+        // SQLite would not say why it can't be read.
+        rustix::fs::access(path, FileAccess::READ_OK).map_err(io::Error::from)?;
+        if path.is_dir() {
+            return Err(io::Error::from(io::ErrorKind::IsADirectory).into());
+        }
+        let path = files::resolve(path)?;
+        let identity = FileState::read(&path)?.identity;
+        match connect(&path, OpenFlags::SQLITE_OPEN_READ_WRITE) {
+            Err(error) if can_t_be_written(&error) => Self::alone(path),
+            connection => Ok(Self {
+                connection: connection?,
+                path,
+                identity,
+                read_only: None,
+            }),
+        }
+    }
+
+    /// Opens it so that nothing beside it is ever applied to it. The path has no links.
+    pub fn alone(path: PathBuf) -> Result<Self> {
+        let read_only = ReadOnlyFile::new(&path)?;
+        Ok(Self {
+            identity: read_only.state.identity,
+            connection: set_up(read_only.connect()?)?,
+            path,
+            read_only: Some(read_only),
+        })
+    }
+}
+
 pub fn is_missing(path: &Path) -> Result<bool> {
     // Before the database's own: a process that creates one fills its WAL last.
     let wal = with_suffix(
@@ -42,33 +113,27 @@ pub fn is_missing(path: &Path) -> Result<bool> {
     };
     // SQLite would delete the WAL.
     if is_missing && bytes > 0 {
-        Err(DatabaseError::LostContent { wal, bytes })
+        Err(Problem::new(
+            ProblemKind::Damaged,
+            format!(
+                "it has lost its content: its file is empty or missing, but {} beside it has {bytes} bytes. Restore a backup, or \
+             delete both files to begin with an empty database",
+                wal.display()
+            ),
+        ))
     } else {
         Ok(is_missing)
     }
 }
 
-pub fn connect(path: &Path, mode: OpenFlags) -> Result<Connection> {
+pub fn connect(path: &Path, mode: OpenFlags) -> rusqlite::Result<Connection> {
     set_up(Connection::open_with_flags(path, mode | FLAGS)?)
 }
 
-/// The flag to write is for the end: the last connection to close moves the WAL into the database
-/// and deletes it, which a read-only one can't. If the file can't be written, SQLite opens it to
-/// read.
-pub fn connect_to_read(path: &Path) -> Result<(Connection, Option<ReadOnlyFile>)> {
-    match connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE) {
-        Err(DatabaseError::CannotOpen | DatabaseError::ReadOnly) => {
-            let read_only = ReadOnlyFile::new(path)?;
-            Ok((set_up(read_only.connect()?)?, Some(read_only)))
-        }
-        connection => Ok((connection?, None)),
-    }
-}
-
-pub fn set_up(connection: Connection) -> Result<Connection> {
+pub fn set_up(connection: Connection) -> rusqlite::Result<Connection> {
     connection.busy_timeout(START_TIMEOUT)?;
     connection.pragma_update(None, "cache_size", -PAGE_CACHE)?;
-    // SQLite would ignore a failed fsync of a checkpoint that it runs by itself: see checkpoint.rs.
+    // SQLite would ignore a failed fsync of a checkpoint that it runs by itself: see writer.rs.
     connection.pragma_update(None, "wal_autocheckpoint", 0)?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
     // Otherwise a parameter with the value 1, as the first epoch of a gateway is, has its statement
@@ -77,20 +142,11 @@ pub fn set_up(connection: Connection) -> Result<Connection> {
     Ok(connection)
 }
 
-/// Returns the path of a file that can be read, without links. SQLite would not say why it can't.
-pub fn readable(path: &Path) -> Result<PathBuf> {
-    rustix::fs::access(path, FileAccess::READ_OK).map_err(io::Error::from)?;
-    if path.is_dir() {
-        return Err(io::Error::from(io::ErrorKind::IsADirectory).into());
-    }
-    Ok(crate::files::resolve(path)?)
-}
-
 /// Adds the file or the folder that is the reason why SQLite can't open or write a database: it
 /// does not say which.
-pub fn name_cause(path: &Path, error: DatabaseError) -> DatabaseError {
-    if !matches!(error, DatabaseError::CannotOpen | DatabaseError::ReadOnly) {
-        return error;
+pub fn name_cause(path: &Path, error: rusqlite::Error) -> Problem {
+    if !can_t_be_written(&error) {
+        return error.into();
     }
     let read_write = FileAccess::READ_OK | FileAccess::WRITE_OK;
     let beside = ["-wal", "-shm"]
@@ -98,37 +154,33 @@ pub fn name_cause(path: &Path, error: DatabaseError) -> DatabaseError {
         .into_iter()
         .filter(|file| file.exists());
     let beside = beside.map(|file| check_usable(&file, read_write));
-    let folder = check_usable(crate::files::folder(path), read_write | FileAccess::EXEC_OK);
+    let folder = check_usable(files::folder(path), read_write | FileAccess::EXEC_OK);
     beside
         .chain([folder])
         .find_map(io::Result::err)
-        .map_or(error, DatabaseError::from)
+        .map_or(error.into(), Problem::from)
 }
 
-pub fn connect_to_write(path: &Path) -> Result<Connection> {
-    let connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
-    if path.metadata().is_ok_and(|file| file.len() == 0) {
-        // Retention can then give space back to the file system.
-        connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
-    }
-    switch_journal(&connection, "WAL")?;
-    Ok(connection)
+fn can_t_be_written(error: &rusqlite::Error) -> bool {
+    matches!(
+        error.sqlite_error_code(),
+        Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly)
+    )
 }
 
 /// Switches to another kind of journal. SQLite's own timeout does not cover this: it fails at once
 /// if another process is writing, which happens when both create the database.
-pub fn switch_journal(connection: &Connection, journal: &str) -> Result<()> {
+pub fn switch_journal(connection: &Connection, journal: &str) -> rusqlite::Result<()> {
     let end = Instant::now() + START_TIMEOUT;
     loop {
-        match connection
-            .pragma_update(None, "journal_mode", journal)
-            .map_err(DatabaseError::from)
-        {
-            Err(DatabaseError::Busy) if Instant::now() < end => {
-                thread::sleep(Duration::from_millis(5))
-            }
-            result => return result,
+        let switched = connection.pragma_update(None, "journal_mode", journal);
+        let is_busy = switched
+            .as_ref()
+            .is_err_and(|error| error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy));
+        if !is_busy || Instant::now() >= end {
+            return switched;
         }
+        thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -172,6 +224,6 @@ fn check(connection: &Connection, check: &str) -> Result<()> {
     if verdict == "ok" {
         Ok(())
     } else {
-        Err(DatabaseError::Damaged(verdict))
+        Err(Problem::damaged(verdict))
     }
 }

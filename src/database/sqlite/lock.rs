@@ -17,23 +17,32 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process;
 
-use crate::database::error::LockError;
+use super::database_files::{FileIdentity, FileState};
+use crate::database::{Problem, ProblemKind};
 use crate::files::{self, with_suffix};
 
 /// Held until the process ends, even if the value is dropped.
 #[derive(Debug)]
 pub struct FileLock {
-    pub(super) database: ManuallyDrop<File>,
+    database: ManuallyDrop<File>,
 }
 
 impl FileLock {
     /// Creates an empty database if there is none. Does not wait: the holder may serve for years.
-    pub fn take(database: &Path) -> Result<Self, LockError> {
+    pub fn take(database: &Path) -> Result<Self, Problem> {
+        let taken = |pid: String| {
+            Problem::new(
+                ProblemKind::Busy,
+                format!(
+                    "another adriaticum serve uses it (pid {pid}): stop that process first, or choose another database"
+                ),
+            )
+        };
         // Beside the database's own file, whichever link leads to it. A database that is yet to be
         // created has no link.
         let real = files::resolve(database).unwrap_or_else(|_| database.to_owned());
         let path = with_suffix(&real, ".lock");
-        let lock_file_error = |error| LockError::Io(path.clone(), error);
+        let lock_file_error = |error: io::Error| Problem::from(error).of(path.display());
         files::create(&path).map_err(lock_file_error)?;
         let mut options = File::options();
         options.read(true).custom_flags(files::NO_FOLLOW);
@@ -46,23 +55,32 @@ impl FileLock {
         if !try_lock(&name).map_err(lock_file_error)? {
             let mut holder = String::new();
             let _ = name.read_to_string(&mut holder);
-            return Err(LockError::Taken(holder.trim().parse().ok()));
+            // It is empty for the moment before the holder has written it.
+            let is_pid = holder.trim().parse::<u32>().is_ok();
+            return Err(taken(if is_pid {
+                holder.trim().into()
+            } else {
+                "unknown".into()
+            }));
         }
         // On a full disk this fails. The lock holds without it.
         let _ = name
             .set_len(0)
             .and_then(|()| writeln!(name, "{}", process::id()));
-        let database_error = |error: io::Error| LockError::Database(error.into());
         // Only then: `create` closes a descriptor of a file that is there, and `move` has the
         // database open.
         if !real.exists() {
-            files::create(&real).map_err(database_error)?;
+            files::create(&real)?;
         }
-        let database = options.open(&real).map(keep_open).map_err(database_error)?;
-        if !try_lock(&database).map_err(database_error)? {
-            return Err(LockError::Taken(None));
+        let database = options.open(&real).map(keep_open)?;
+        if !try_lock(&database)? {
+            return Err(taken("unknown".into()));
         }
         Ok(Self { database })
+    }
+
+    pub(super) fn identity(&self) -> io::Result<FileIdentity> {
+        Ok(FileState::of(&self.database.metadata()?).identity)
     }
 }
 
@@ -87,8 +105,7 @@ mod tests {
     use std::os::unix::fs::{MetadataExt, symlink};
 
     use super::*;
-    use crate::database::{DatabaseError, Session};
-    use crate::ledger::ServeLock;
+    use crate::database::Session;
     use crate::store::tests::Temporary;
 
     #[test]
@@ -111,18 +128,14 @@ mod tests {
             (&name, None),
         ] {
             let error = FileLock::take(path).expect_err("it is held");
-            assert!(
-                matches!(error, LockError::Taken(found) if found == pid),
-                "{error}"
-            );
+            let pid = pid.map_or("unknown".into(), |pid| pid.to_string());
+            assert!(error.text.contains(&format!("(pid {pid})")), "{error}");
         }
         assert!(!temporary.folder.join("link.db.lock").exists());
         // Another file of the same name would have the same WAL.
         fs::rename(&path, temporary.folder.join("old.db")).expect("another place");
-        assert!(matches!(
-            FileLock::take(&path),
-            Err(LockError::Taken(Some(_)))
-        ));
+        let taken = FileLock::take(&path).expect_err("it is held");
+        assert_eq!(taken.kind, ProblemKind::Busy);
     }
 
     /// SQLite's own locks, which are gone when the process closes any descriptor of the file.
@@ -150,10 +163,10 @@ mod tests {
         let temporary = Temporary::sqlite();
         let [own, other] = ["test.db", "other.db"].map(|file| {
             let lock = FileLock::take(&temporary.folder.join(file)).expect("it is free");
-            temporary.store.check_lock(&ServeLock::File(lock))
+            temporary.store.check_start(Some(&lock))
         });
         own.expect("it is the same");
-        assert!(matches!(other, Err(DatabaseError::Replaced)));
+        assert_eq!(other.expect_err("another").kind, ProblemKind::Replaced);
     }
 
     #[test]

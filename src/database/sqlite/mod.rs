@@ -2,146 +2,252 @@
 //! Reading never waits for writing.
 
 pub mod backup;
-mod checkpoint;
 mod connection;
 mod database_files;
 pub mod lock;
 pub mod read_only_file;
 pub mod replacement;
-pub mod session;
-pub mod transaction;
-mod upgrades;
+pub mod writer;
 
-use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::{Connection, ErrorCode, OpenFlags, ffi, params_from_iter};
 
-pub use self::checkpoint::WalFigures;
-use self::checkpoint::WalState;
-use self::connection::{
-    check_every_page, connect, connect_to_read, connect_to_write, is_missing, name_cause, readable,
-    set_up,
-};
-use self::database_files::Files;
+pub use self::connection::OpenFile;
+use self::connection::{check_every_page, connect, is_missing, set_up};
+use self::database_files::{FileIdentity, Files};
+use self::lock::FileLock;
 use self::read_only_file::ReadOnlyFile;
-use super::access::Access;
-use super::error::{DatabaseError, Result};
-use super::schema::Schema;
-use crate::progress::Progress;
-use crate::semaphore::Semaphore;
+pub use self::writer::WalFigures;
+use self::writer::{SqliteWriter, WalCounters};
+use super::pool::Pool;
+use super::session::{EachRow, Session};
+use super::{Access, Problem, ProblemKind, Result, Row, Schema, Statement, Value};
+use crate::mutex::lock;
 
-/// The number of connections that read; they stay open. The console's two threads may have two of
-/// them for long, and looking up a key takes a tenth of a millisecond. More would not be faster,
-/// but a moment of many reads would keep their memory and their descriptors. They are used in turn:
-/// otherwise the last one would rarely have a turn, and memory would still grow after hours, with
-/// each statement that it prepares for the first time.
+/// The number of connections that read. All are opened at the start: later the system may refuse
+/// it. The console's two threads may have two of them for long, and looking up a key takes a tenth
+/// of a millisecond. They are used in turn: otherwise the last one would rarely have a turn, and
+/// memory would still grow after hours, with each statement that it prepares for the first time.
 const READERS: usize = 4;
 
 /// Up to this many bytes a database is checked completely at every start, which takes a few
 /// milliseconds.
 const CHECK_COMPLETELY: u64 = 2_097_152;
 
-/// The time that a write waits for its turn and for other processes, in total.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The time that a read waits for a connection, and for the recovery of the database after a crash.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The time until a row has to be durable, with all attempts: an inference was spent on it.
-const APPEND_TIMEOUT: Duration = Duration::from_secs(20);
+/// The steps of SQLite's virtual machine between two looks at a read's deadline.
+const STEPS: i32 = 5_000;
 
 pub struct Sqlite {
     path: PathBuf,
-    pub(super) is_new: bool,
-    pub files: Files,
+    opened: FileIdentity,
     /// Set if SQLite reads it without locks.
     read_only: Option<ReadOnlyFile>,
-    /// Idle connections. They are dropped before the one that writes, because the last connection
-    /// to close moves the WAL into the database, and a read-only one can't.
-    readers: Mutex<VecDeque<Connection>>,
-    reading: Semaphore,
-    writer: Writer,
-    pub(super) write_timeout: Duration,
-    pub(super) append_timeout: Duration,
-    pub(super) wal: WalState,
+    readers: Pool<Reader>,
+    wal: Arc<WalCounters>,
 }
 
-/// The connection that writes, which threads use in turn.
-struct Writer {
-    turn: Semaphore,
-    /// `None` while a thread writes with it.
-    connection: Mutex<Option<Connection>>,
-    /// The time when a thread took the connection.
-    writing: Mutex<Option<Instant>>,
-}
-
-impl Writer {
-    fn new(connection: Connection) -> Self {
-        Self {
-            turn: Semaphore::new(1),
-            connection: Mutex::new(Some(connection)),
-            writing: Mutex::default(),
-        }
-    }
+struct Reader {
+    connection: Connection,
+    deadline: Arc<Mutex<Instant>>,
 }
 
 impl Sqlite {
-    pub fn open(path: &Path, schema: &Schema, access: Access, progress: &Progress) -> Result<Self> {
+    /// Also returns the connection that writes, unless the file can only be read, and whether this
+    /// open has created the tables.
+    pub fn open(
+        path: &Path,
+        schema: &Schema,
+        access: Access,
+    ) -> Result<(Self, Option<SqliteWriter>, bool)> {
         if is_missing(path)? && !access.may_create() {
-            return Err(DatabaseError::Missing);
+            return Err(Problem::missing());
         }
-        let path = &match access {
-            Access::Read => readable(path)?,
-            _ => crate::files::create(path).and_then(|_| crate::files::resolve(path))?,
+        let OpenFile {
+            path,
+            identity: opened,
+            connection,
+            read_only,
+        } = match access {
+            Access::Read => OpenFile::to_read(path)?,
+            _ => OpenFile::to_write(path)?,
         };
-        let opened = database_files::identity(path)?;
-        let (mut connection, read_only) = match access {
-            Access::Read => connect_to_read(path)?,
-            _ => (
-                connect_to_write(path).map_err(|error| name_cause(path, error))?,
-                None,
-            ),
-        };
-        let is_new = upgrades::bring_up_to_date(&mut connection, schema, access, progress)?;
+        let is_new = schema.bring_up_to_date(&session(&connection), access)?;
         if path
             .metadata()
             .is_ok_and(|file| file.len() <= CHECK_COMPLETELY)
         {
             check_every_page(&connection)?;
         }
-        // COMMIT syncs the WAL.
-        connection.pragma_update(None, "synchronous", "FULL")?;
-        let wal = WalState::watch(&mut connection)?;
-        Ok(Self {
-            path: path.to_owned(),
-            is_new,
-            files: Files::open(path, opened, access)?,
+        let files = match (access, &read_only) {
+            (_, Some(_)) => None,
+            // A command that only reads may find no WAL, as after a restore.
+            (Access::Read, None) => Files::open(&path, opened, access).ok(),
+            _ => Some(Files::open(&path, opened, access)?),
+        };
+        let writer = files.map(|files| SqliteWriter::new(connection, files));
+        let writer = writer.transpose()?;
+        let readers: Result<Vec<Reader>> = (0..READERS)
+            .map(|_| Reader::new(open_reader(&path, read_only.as_ref())?))
+            .collect();
+        let sqlite = Self {
+            path,
+            opened,
             read_only,
-            readers: Mutex::default(),
-            reading: Semaphore::new(READERS),
-            writer: Writer::new(connection),
-            write_timeout: WRITE_TIMEOUT,
-            append_timeout: APPEND_TIMEOUT,
-            wal,
-        })
+            readers: Pool::new(readers?),
+            wal: writer.as_ref().map(SqliteWriter::wal).unwrap_or_default(),
+        };
+        Ok((sqlite, writer, is_new))
     }
 
-    /// Checks that the files are still those that were opened.
-    pub fn check_files(&self) -> Result<()> {
-        self.files
-            .check(|| checkpoint::in_use(self.reader(false)?.connection()))
+    /// Fails if the database was replaced after the lock was taken: another process could lock it
+    /// too.
+    pub fn check_lock(&self, lock: &FileLock) -> Result<()> {
+        if lock.identity()? == self.opened {
+            Ok(())
+        } else {
+            Err(Problem::replaced())
+        }
     }
 
     /// Reads every page of the database.
     pub fn check(&self) -> Result<()> {
-        check_every_page(&self.new_reader()?)
+        check_every_page(&open_reader(&self.path, self.read_only.as_ref())?)
     }
 
-    fn new_reader(&self) -> Result<Connection> {
-        match &self.read_only {
-            Some(read_only) => set_up(read_only.connect()?),
-            None => connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY),
+    pub fn wal_figures(&self) -> WalFigures {
+        self.wal.figures()
+    }
+
+    /// Reads one state of the database until the deadline. Without a snapshot, each statement sees
+    /// the state of its own moment.
+    pub fn read<T>(
+        &self,
+        is_snapshot: bool,
+        deadline: Instant,
+        work: impl FnOnce(&Session) -> Result<T>,
+    ) -> Result<T> {
+        let patience = deadline.min(Instant::now() + CONNECTION_TIMEOUT);
+        let reader = self.readers.take(patience, |_| true);
+        let reader = reader.ok_or_else(Problem::no_connection)?;
+        *lock(&reader.deadline) = deadline;
+        let connection = &reader.connection;
+        let begin = || connection.unchecked_transaction();
+        let _snapshot = is_snapshot.then(begin).transpose()?;
+        let value = work(&session(connection))?;
+        // What was read may be wrong if another process has changed a file that is read without locks.
+        let read_only = self.read_only.as_ref();
+        read_only.map_or(Ok(()), ReadOnlyFile::check)?;
+        Ok(value)
+    }
+
+    pub fn close_readers(&self) {
+        self.readers.with_free(|readers| readers.clear());
+    }
+}
+
+impl Reader {
+    fn new(mut connection: Connection) -> Result<Self> {
+        connection.busy_timeout(CONNECTION_TIMEOUT)?;
+        let deadline = Arc::new(Mutex::new(Instant::now()));
+        let end = Arc::clone(&deadline);
+        connection.progress_handler(STEPS, Some(move || *lock(&end) < Instant::now()))?;
+        Ok(Self {
+            connection,
+            deadline,
+        })
+    }
+}
+
+fn open_reader(path: &Path, read_only: Option<&ReadOnlyFile>) -> Result<Connection> {
+    Ok(match read_only {
+        Some(read_only) => set_up(read_only.connect()?)?,
+        None => connect(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?,
+    })
+}
+
+/// Runs statements on a connection.
+#[derive(Clone, Copy)]
+pub struct SqliteSession<'a>(&'a Connection);
+
+pub fn session(connection: &Connection) -> Session<'_> {
+    Session::Sqlite(SqliteSession(connection))
+}
+
+impl SqliteSession<'_> {
+    pub fn run_script(&self, script: &str) -> Result<()> {
+        Ok(self.0.execute_batch(script)?)
+    }
+
+    pub fn run(&self, statements: &[Statement], each: EachRow) -> Result<Vec<usize>> {
+        let mut changed = Vec::with_capacity(statements.len());
+        for Statement { text, parameters } in statements {
+            let mut prepared = self.0.prepare_cached(text)?;
+            // For SQLite `$1` is a name, and names are numbered in the order in which they first
+            // appear.
+            debug_assert!(
+                (1..=parameters.len())
+                    .all(|n| prepared.parameter_name(n) == Some(&format!("${n}"))),
+                "the parameters first appear in another order than their numbers: {text}"
+            );
+            let columns = prepared.column_count();
+            let mut rows = prepared.query(params_from_iter(parameters))?;
+            while let Some(row) = rows.next()? {
+                let values: rusqlite::Result<Vec<Value>> =
+                    (0..columns).map(|column| row.get(column)).collect();
+                each(changed.len(), Row::new(values?))?;
+            }
+            changed.push(self.0.changes() as usize);
         }
+        Ok(changed)
+    }
+
+    /// Runs the last statements and commits. The disk sync of a ledger row, as of every write,
+    /// happens in COMMIT: with `synchronous = FULL`, SQLite returns from it after the fsync of the
+    /// WAL.
+    pub fn commit(&self, last: &[Statement]) -> Result<()> {
+        self.run(last, &mut |_, _| Ok(()))?;
+        self.run_script("COMMIT")
+    }
+}
+
+impl From<rusqlite::Error> for Problem {
+    fn from(error: rusqlite::Error) -> Self {
+        let extended = error.sqlite_error().map(|error| error.extended_code);
+        if let Some(ffi::SQLITE_IOERR_FSYNC | ffi::SQLITE_IOERR_DIR_FSYNC) = extended {
+            return Self::new(
+                ProblemKind::Replaced,
+                format!(
+                    "fsync failed ({error}), so nothing more is written: check the disk, then restart"
+                ),
+            );
+        }
+        let (kind, text) = match error.sqlite_error_code() {
+            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => (
+                ProblemKind::Busy,
+                "the database is locked by another process",
+            ),
+            Some(ErrorCode::OperationInterrupted) => return Self::late(),
+            Some(ErrorCode::DiskFull) => (
+                ProblemKind::Full,
+                "the disk is full: free some space and try again",
+            ),
+            Some(ErrorCode::ReadOnly) => return Self::read_only(),
+            Some(ErrorCode::CannotOpen) => (
+                ProblemKind::Other,
+                "the database can't be opened: check that its folder exists and who owns it",
+            ),
+            Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => {
+                return Self::damaged(error.to_string());
+            }
+            _ => return Self::other(error.to_string()),
+        };
+        Self::new(kind, text)
     }
 }
 
@@ -158,48 +264,44 @@ mod tests {
     use super::connection::switch_journal;
     use super::*;
     use crate::database::tests::open;
-    use crate::mutex::lock;
+    use crate::error::ProblemKind;
     use crate::store::tests::Temporary;
 
-    impl Sqlite {
-        pub fn set_write_timeout(&mut self, timeout: Duration) {
-            (self.write_timeout, self.append_timeout) = (timeout, timeout);
+    #[test]
+    fn every_error_that_code_branches_on() {
+        #[track_caller]
+        fn check(code: i32, expected: ProblemKind) {
+            let error = rusqlite::Error::SqliteFailure(ffi::Error::new(code), None);
+            assert_eq!(Problem::from(error).kind, expected);
         }
-
-        /// Tests write thousands of rows, and none of them cuts the power.
-        pub fn stop_syncing(&self) {
-            let turn = self
-                .begin_write(Instant::now() + self.write_timeout)
-                .expect("its turn");
-            turn.set_unsynced();
-        }
+        check(ffi::SQLITE_BUSY, ProblemKind::Busy);
+        check(ffi::SQLITE_INTERRUPT, ProblemKind::Busy);
+        check(ffi::SQLITE_FULL, ProblemKind::Full);
+        check(ffi::SQLITE_NOTADB, ProblemKind::Damaged);
+        check(ffi::SQLITE_IOERR_FSYNC, ProblemKind::Replaced);
+        check(ffi::SQLITE_IOERR_DIR_FSYNC, ProblemKind::Replaced);
+        check(ffi::SQLITE_IOERR_READ, ProblemKind::Other);
+        check(ffi::SQLITE_ERROR, ProblemKind::Other);
     }
 
     #[test]
-    fn every_error_that_has_its_own_advice() {
-        let map =
-            |code| DatabaseError::from(rusqlite::Error::SqliteFailure(ffi::Error::new(code), None));
-        assert!(matches!(map(ffi::SQLITE_BUSY), DatabaseError::Busy));
-        assert!(matches!(map(ffi::SQLITE_FULL), DatabaseError::Full));
-        assert!(matches!(map(ffi::SQLITE_READONLY), DatabaseError::ReadOnly));
-        assert!(matches!(
-            map(ffi::SQLITE_CANTOPEN),
-            DatabaseError::CannotOpen
-        ));
-        assert!(matches!(map(ffi::SQLITE_NOTADB), DatabaseError::Damaged(_)));
-        assert!(matches!(
-            map(ffi::SQLITE_IOERR_FSYNC),
-            DatabaseError::NotSynced(_)
-        ));
-        assert!(matches!(
-            map(ffi::SQLITE_IOERR_DIR_FSYNC),
-            DatabaseError::NotSynced(_)
-        ));
-        assert!(matches!(
-            map(ffi::SQLITE_IOERR_READ),
-            DatabaseError::Other(_)
-        ));
-        assert!(matches!(map(ffi::SQLITE_ERROR), DatabaseError::Other(_)));
+    fn a_read_ends_at_its_deadline_and_its_connection_can_be_used_again() {
+        let temporary = Temporary::sqlite();
+        let engine = open(&temporary.folder.join("reads.db")).expect("a new database");
+        let sqlite = engine.sqlite().expect("a file");
+        let endless =
+            "WITH RECURSIVE n AS (SELECT 1 UNION ALL SELECT 1 FROM n) SELECT count(*) FROM n";
+        let count = |time: Duration, statement: &str| {
+            sqlite.read(true, Instant::now() + time, |session| {
+                session.value::<i64>(statement, &[])
+            })
+        };
+        for _ in 0..2 * READERS {
+            let late = count(Duration::from_millis(20), endless).expect_err("it never ends");
+            assert!(late.text.contains("took too long"), "{late}");
+        }
+        let found = count(Duration::from_secs(60), "SELECT 7");
+        assert_eq!(found.expect("a value"), 7);
     }
 
     #[test]
@@ -261,10 +363,6 @@ mod tests {
                 .for_each(|other| other.join().expect("no panic").expect("a read"));
         });
         assert_eq!(reading.load(Ordering::Relaxed), 10);
-        assert_eq!(
-            lock(&engine.sqlite().expect("a file").readers).len(),
-            READERS
-        );
         for _ in 0..READERS {
             let create = engine.read(|session| session.execute("CREATE TEMP TABLE mine (n)", &[]));
             create.expect("a connection without this table");
@@ -275,17 +373,10 @@ mod tests {
     fn a_wait_for_one_of_our_own_readers_is_not_reported_as_another_process() {
         let temporary = Temporary::sqlite();
         let engine = open(&temporary.folder.join("reads.db")).expect("a new database");
+        let sqlite = engine.sqlite().expect("a file");
         let now = Instant::now();
-        let _all: Vec<_> = (0..READERS)
-            .map(|_| {
-                engine
-                    .sqlite()
-                    .expect("a file")
-                    .reading
-                    .acquire(now)
-                    .expect("a free one")
-            })
-            .collect();
+        let take = |_| sqlite.readers.take(now, |_| true).expect("a free one");
+        let _all: Vec<_> = (0..READERS).map(take).collect();
         let error = engine
             .read(|_| Ok(()))
             .expect_err("all are in use")
@@ -345,9 +436,7 @@ mod tests {
         let mut bytes = fs::read(&path).expect("the file");
         bytes.iter_mut().skip(4096).for_each(|byte| *byte = 0xff);
         fs::write(&path, bytes).expect("the same file");
-        assert!(matches!(
-            temporary.store.check(),
-            Err(DatabaseError::Damaged(_))
-        ));
+        let damage = temporary.store.check().expect_err("it is damaged");
+        assert_eq!(damage.kind, ProblemKind::Damaged);
     }
 }

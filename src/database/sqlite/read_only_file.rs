@@ -11,12 +11,12 @@ use std::fmt::Write;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, OpenFlags};
 use rustix::fs::Access;
 
+use super::database_files::FileState;
 use crate::files::with_suffix;
 
 /// The flags of every connection. One thread at a time uses it, so SQLite's own locks around it are
@@ -29,11 +29,8 @@ pub const LOGS: [&str; 2] = ["-wal", "-journal"];
 /// A database that nothing has written to since this was made.
 pub struct ReadOnlyFile {
     path: PathBuf,
-    state: FileState,
+    pub state: FileState,
 }
-
-/// The inode, the bytes, and the time of the last change in seconds and nanoseconds.
-type FileState = (u64, u64, i64, i64);
 
 impl ReadOnlyFile {
     /// Fails if it can't be read, or if a part of the content is not in the file itself. The path
@@ -42,7 +39,7 @@ impl ReadOnlyFile {
         rustix::fs::access(path, Access::READ_OK)?;
         let read_only = Self {
             path: path.to_owned(),
-            state: state(path)?,
+            state: FileState::read(path)?,
         };
         match read_only.log() {
             None => Ok(read_only),
@@ -55,18 +52,14 @@ impl ReadOnlyFile {
     }
 
     pub fn connect(&self) -> rusqlite::Result<Connection> {
-        let mut uri = String::from("file:");
-        for byte in self.path.as_os_str().as_bytes() {
-            write!(uri, "%{byte:02x}").expect("a String takes it");
-        }
         let flags = FLAGS | OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI;
-        Connection::open_with_flags(uri + "?immutable=1", flags)
+        Connection::open_with_flags(uri(&self.path, "immutable=1"), flags)
     }
 
     /// Fails if another process may have written to it: what was read since may be wrong.
     pub fn check(&self) -> io::Result<()> {
         match self.log() {
-            None if state(&self.path).is_ok_and(|state| state == self.state) => Ok(()),
+            None if FileState::read(&self.path).is_ok_and(|state| state == self.state) => Ok(()),
             _ => Err(io::Error::other(
                 "another process changed it while it was read: try again",
             )),
@@ -79,6 +72,15 @@ impl ReadOnlyFile {
             .into_iter()
             .find(|log| fs::metadata(log).is_ok_and(|file| file.len() > 0))
     }
+}
+
+/// The URI of a file, whatever bytes its path has.
+pub fn uri(path: &Path, parameter: &str) -> String {
+    let mut uri = String::from("file:");
+    for byte in path.as_os_str().as_bytes() {
+        write!(uri, "%{byte:02x}").expect("a String takes it");
+    }
+    uri + "?" + parameter
 }
 
 /// Fails with the path in the message if a file or a folder can't be used. Opens nothing: closing a
@@ -100,10 +102,6 @@ pub fn check_usable(path: &Path, wanted: Access) -> io::Result<()> {
         cause.kind(),
         format!("{}: {cause}", path.display()),
     ))
-}
-
-fn state(path: &Path) -> io::Result<FileState> {
-    fs::metadata(path).map(|file| (file.ino(), file.len(), file.mtime(), file.mtime_nsec()))
 }
 
 #[cfg(test)]

@@ -6,107 +6,177 @@
 //! then: SQLite would apply it to the new one.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, OpenFlags};
 
 use super::connection::{
-    MEBIBYTE, check_every_page, check_every_page_and_index, connect, is_missing, show_time,
+    OpenFile, check_every_page, check_every_page_and_index, connect, is_missing, show_time,
     switch_journal,
 };
-use super::database_files::{identity, identity_of};
+use super::database_files::FileState;
 use super::lock::keep_open;
-use super::read_only_file::LOGS;
-use super::session::SqliteSession;
-use super::upgrades;
-use crate::database::error::{DatabaseError, Result};
-use crate::database::session::Session;
+use super::read_only_file::{LOGS, uri};
+use super::session;
+use crate::database::schema::{self, refuse_other_program};
+use crate::database::{Access, Problem, ProblemKind, Result, Schema, Session};
 use crate::files::{self, NO_FOLLOW, with_suffix};
 use crate::progress::Progress;
 use crate::when;
 
-/// The reason why there is no replacement, by the file that it is about.
-pub enum ReplacementError {
-    Backup(DatabaseError),
-    /// This WAL or journal lies beside the backup, which may lack what is in there.
-    Incomplete(PathBuf),
-    Present(DatabaseError),
-}
-
-/// A copy of a backup beside the database that it is to replace. It is removed unless it was put in
-/// place.
+/// A copy of a backup beside the database that it is to replace.
 pub struct Replacement {
     /// The database's own file, whichever link leads to it.
-    pub database: PathBuf,
-    pub copy: PathBuf,
-    /// The version that the backup has.
-    pub version: i64,
+    database: PathBuf,
+    copy: CopyFile,
+    /// To the copy. The present database is attached to it as `present`.
+    connection: Connection,
+}
+
+/// It is removed unless it was put in place.
+struct CopyFile(PathBuf);
+
+/// The database that is to be replaced.
+pub enum PresentDatabase {
+    Missing,
+    /// No other process can change it until the replacement is dropped.
+    Sound,
+    /// A part of it may be readable. It is only read, and not locked.
+    Damaged,
+    Unreadable(Problem),
 }
 
 impl Replacement {
-    /// Copies a backup, which is only read, and checks all of the copy. Nothing beside the backup
-    /// is ever applied to it: in a folder that others may write to, they could replace every page
-    /// with a WAL of theirs.
+    /// Copies a backup, which is only read, checks all of the copy, and brings it to the present
+    /// version. Nothing beside the backup is ever applied to it: in a folder that others may write
+    /// to, they could replace every page with a WAL of theirs. An error begins with the name of the
+    /// file that it is about; `name` is that of the backup.
     pub fn prepare(
         database: &Path,
-        backup: &Path,
+        (backup, name): (&Path, &str),
+        schema: &Schema,
         progress: &Progress,
-    ) -> Result<Self, ReplacementError> {
-        let backup_error = |error: io::Error| ReplacementError::Backup(error.into());
-        let target_error = |error: io::Error| ReplacementError::Present(error.into());
-        let content = files::open(backup).map_err(backup_error)?;
-        let file = identity_of(&content.metadata().map_err(backup_error)?);
+    ) -> Result<Self> {
+        let about_backup = |problem: Problem| match problem.kind {
+            ProblemKind::Damaged => Problem::other(format!(
+                "{name}: it is damaged or not a database. Use another backup"
+            )),
+            _ => problem.of(name),
+        };
+        let source = open_backup(database, backup).map_err(about_backup)?;
         let database = match files::resolve(database) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => database.to_owned(),
-            resolved => resolved.map_err(target_error)?,
+            resolved => resolved.map_err(|error| Problem::from(error).of(database.display()))?,
         };
-        if identity(&database).is_ok_and(|other| other == file) {
-            return Err(backup_error(io::Error::other("it is the database itself")));
-        }
-        // The links are resolved, as SQLite does it.
-        let backup = fs::canonicalize(backup).map_err(backup_error)?;
-        let beside = LOGS.map(|log| with_suffix(&backup, log));
-        if let Some(log) = beside
-            .into_iter()
-            .find(|log| fs::symlink_metadata(log).is_ok())
-        {
-            return Err(ReplacementError::Incomplete(log));
-        }
-        let mut replacement = Self {
-            copy: with_suffix(&database, ".restoring"),
-            database,
-            version: 0,
-        };
+        let copy = CopyFile(with_suffix(&database, ".restoring"));
         // An interrupted restore may have left a copy.
-        replacement.remove_copy().map_err(target_error)?;
-        copy(&content, &replacement.copy, progress).map_err(target_error)?;
-        replacement.version = replacement
-            .check(progress)
-            .map_err(ReplacementError::Backup)?;
-        Ok(replacement)
+        copy.remove()
+            .map_err(|error| Problem::from(error).of(copy.0.display()))?;
+        source
+            .copy_to(&copy.0, progress)
+            .map_err(|problem| match problem.kind {
+                ProblemKind::Damaged => about_backup(problem),
+                _ => problem,
+            })?;
+        let connection = check_copy(&copy.0, schema, progress).map_err(about_backup)?;
+        Ok(Self {
+            database,
+            copy,
+            connection,
+        })
     }
 
-    /// Reads every page and every index. Returns the version.
-    fn check(&self, progress: &Progress) -> Result<i64> {
-        if is_missing(&self.copy)? {
-            return Err(DatabaseError::Missing);
+    pub fn session(&self) -> Session<'_> {
+        session(&self.connection)
+    }
+
+    /// Changes the copy: all that `work` does, or nothing.
+    pub fn change<T>(&self, work: impl FnOnce(&Session) -> Result<T>) -> Result<T> {
+        let transaction = self.connection.unchecked_transaction()?;
+        let value = work(&self.session())?;
+        transaction.commit()?;
+        Ok(value)
+    }
+
+    /// Attaches the present database as `present`. A sound one is locked, which fails while another
+    /// process has it open.
+    pub fn attach_present(&mut self, progress: &Progress) -> Result<PresentDatabase> {
+        let path = &self.database;
+        match is_missing(path) {
+            Ok(true) => return Ok(PresentDatabase::Missing),
+            Ok(false) => {}
+            Err(_) => {
+                let lost = Problem::other("its file has lost its content");
+                return Ok(PresentDatabase::Unreadable(lost));
+            }
         }
-        let mut connection = connect(&self.copy, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
-        show_time(&mut connection, "checking the copy", progress)?;
-        check_every_page_and_index(&connection)?;
-        Ok(upgrades::version(&connection)?)
+        let is_sound = match check_present(path, progress) {
+            Ok(()) => true,
+            Err(problem) if problem.kind == ProblemKind::Damaged => false,
+            Err(problem) => return Err(problem.of(path.display())),
+        };
+        let comparing = "comparing it with the present database";
+        show_time(&mut self.connection, comparing, progress)?;
+        match self.attach(is_sound) {
+            Ok(()) if is_sound => Ok(PresentDatabase::Sound),
+            Ok(()) => Ok(PresentDatabase::Damaged),
+            Err(problem) if problem.kind == ProblemKind::Busy => {
+                Err(problem.of(self.database.display()))
+            }
+            Err(problem) => Ok(PresentDatabase::Unreadable(problem)),
+        }
     }
 
-    /// Puts the copy, which nothing has open, in the place of the database. Returns the path of the
-    /// former database, if there was one, and the reason why the folder could not be synced after
-    /// the rename: after a power failure the path may name the former database again.
-    pub fn put_in_place(self) -> Result<(Option<PathBuf>, Option<io::Error>)> {
-        self.close_copy()?;
+    fn attach(&self, is_sound: bool) -> Result<()> {
+        // To be read: SQLite might delete the WAL of a damaged one.
+        let present = uri(&self.database, "mode=ro");
+        self.connection.execute("ATTACH ? AS present", [present])?;
+        if is_sound {
+            // Without a WAL, the lock of a reader keeps every other process from writing, and in
+            // this mode it is kept from the first read on.
+            self.connection
+                .pragma_update(Some("present"), "locking_mode", "EXCLUSIVE")?;
+        }
+        let number = |query: &str| {
+            self.connection
+                .query_row(query, [], |row| row.get::<_, i64>(0))
+        };
+        let found = number("PRAGMA present.user_version")?;
+        if Some(found) != schema::version(&self.session())? {
+            return Err(Problem::other(format!(
+                "its version is {found}, and that of the program another"
+            )));
+        }
+        number("SELECT count(*) FROM present.sqlite_schema")?;
+        let journal: String =
+            self.connection
+                .query_row("PRAGMA present.journal_mode", [], |row| row.get(0))?;
+        match is_sound && journal == "wal" {
+            // It was opened again since the WAL was moved.
+            true => Err(Problem::new(
+                ProblemKind::Busy,
+                "another process has opened it: try again",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    /// Puts the copy in the place of the database. Returns the path of the former database, if there
+    /// was one, and the reason why the folder could not be synced after the rename: after a power
+    /// failure the path may name the former database again.
+    pub fn put_in_place(&self) -> Result<(Option<PathBuf>, Option<io::Error>)> {
+        let database = &self.database;
+        self.replace()
+            .map_err(|error| Problem::from(error).of(database.display()))
+    }
+
+    fn replace(&self) -> io::Result<(Option<PathBuf>, Option<io::Error>)> {
+        self.sync_copy()?;
         let database = &self.database;
         // A colon would make it a host's name for some programs.
-        let time = when::iso(when::now())
+        let time = when::utc_iso(when::now())
             .unwrap_or_default()
             .replace(['-', ':'], "");
         let kept = unused(database, &format!(".before-restore-{time}"));
@@ -123,111 +193,107 @@ impl Replacement {
             remove(&with_suffix(database, suffix))?;
         }
         self.sync_folder()?;
-        fs::rename(&self.copy, database)?;
+        fs::rename(&self.copy.0, database)?;
         Ok((is_kept.then_some(kept), self.sync_folder().err()))
     }
 
-    /// Moves the WAL into the copy, gives it the owner and the mode of the database, and syncs it.
-    fn close_copy(&self) -> Result<()> {
-        let connection = connect(&self.copy, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
-        switch_journal(&connection, "DELETE")?;
-        drop(connection);
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .custom_flags(NO_FOLLOW)
-            .open(&self.copy)?;
+    /// Gives the copy the owner and the mode of the database, and syncs it.
+    fn sync_copy(&self) -> io::Result<()> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).custom_flags(NO_FOLLOW);
+        let file = keep_open(options.open(&self.copy.0)?);
         if let Ok(old) = fs::symlink_metadata(&self.database) {
             let new = file.metadata()?;
             if (old.uid(), old.gid()) != (new.uid(), new.gid()) {
-                fchown(&file, Some(old.uid()), Some(old.gid()))?;
+                fchown(&*file, Some(old.uid()), Some(old.gid()))?;
             }
             file.set_permissions(fs::Permissions::from_mode(old.mode() & 0o777))?;
         }
-        Ok(file.sync_all()?)
+        file.sync_all()
     }
 
     fn sync_folder(&self) -> io::Result<()> {
         File::open(files::folder(&self.database))?.sync_all()
     }
+}
 
-    fn remove_copy(&self) -> io::Result<()> {
+impl CopyFile {
+    fn remove(&self) -> io::Result<()> {
         ["", "-shm"]
             .into_iter()
             .chain(LOGS)
-            .try_for_each(|suffix| remove(&with_suffix(&self.copy, suffix)))
+            .try_for_each(|suffix| remove(&with_suffix(&self.0, suffix)))
     }
 }
 
-impl Drop for Replacement {
+impl Drop for CopyFile {
     fn drop(&mut self) {
-        let _ = self.remove_copy();
+        let _ = self.remove();
     }
 }
 
-/// The database that is to be replaced. If it is sound, no other process can use it until this is
-/// dropped.
-pub struct PresentDatabase {
-    connection: Connection,
-    /// The damage that a check of its file found.
-    pub damage: Option<DatabaseError>,
-}
-
-impl PresentDatabase {
-    /// Moves the WAL into the database, which fails while another process has it open. A damaged
-    /// one is only read, and not locked: SQLite might delete its WAL.
-    pub fn lock(path: &Path, progress: &Progress) -> Result<Self> {
-        if is_missing(path)? {
-            return Err(DatabaseError::Missing);
-        }
-        let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
-        show_time(&mut connection, "checking the present database", progress)?;
-        match check_every_page(&connection) {
-            Err(damage @ DatabaseError::Damaged(_)) => {
-                return Ok(Self {
-                    connection,
-                    damage: Some(damage),
-                });
-            }
-            checked => checked?,
-        }
-        drop(connection);
-        let connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
-        switch_journal(&connection, "DELETE")?;
-        connection.execute_batch("BEGIN EXCLUSIVE")?;
-        Ok(Self {
-            connection,
-            damage: None,
-        })
+fn open_backup(database: &Path, backup: &Path) -> Result<OpenFile> {
+    let file = files::open(backup)?;
+    if file.metadata()?.len() == 0 {
+        return Err(Problem::other("it is empty. Use another backup"));
     }
-
-    pub fn session(&self) -> Session<'_> {
-        Session::Sqlite(SqliteSession::alone(&self.connection))
+    let backup_file = FileState::read(backup)?.identity;
+    if FileState::read(database).is_ok_and(|file| file.identity == backup_file) {
+        return Err(Problem::other("it is the database itself"));
+    }
+    // The links are resolved, as SQLite does it.
+    let backup = fs::canonicalize(backup)?;
+    let beside = LOGS.map(|log| with_suffix(&backup, log));
+    let log = beside
+        .into_iter()
+        .find(|log| fs::symlink_metadata(log).is_ok());
+    match log {
+        Some(log) => Err(Problem::other(format!(
+            "{} lies beside it, so the file may not be complete, and restore reads no other file. Make a backup with \
+             adriaticum backup FILE; or if you know that the file is complete, remove the other one",
+            log.display()
+        ))),
+        None => OpenFile::alone(backup),
     }
 }
 
-/// Copies a file to a new one, which only the service's own user and group may read.
-fn copy(from: &File, to: &Path, progress: &Progress) -> io::Result<()> {
-    files::create(to)?;
-    let mut copy = OpenOptions::new()
-        .write(true)
-        .custom_flags(NO_FOLLOW)
-        .open(to)?;
-    let total = from.metadata()?.len() / MEBIBYTE;
-    for done in 0.. {
-        progress.update("copying", done, total, "MiB");
-        if io::copy(&mut from.take(MEBIBYTE), &mut copy)? < MEBIBYTE {
-            break;
-        }
+/// Reads every page and every index of a copy, and upgrades it.
+fn check_copy(copy: &Path, schema: &Schema, progress: &Progress) -> Result<Connection> {
+    let mode = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_URI;
+    let mut connection = connect(copy, mode)?;
+    show_time(&mut connection, "checking the copy", progress)?;
+    check_every_page_and_index(&connection)?;
+    let copy = session(&connection);
+    if schema::version(&copy)?.is_none() {
+        refuse_other_program(&copy)?;
+        return Err(Problem::other(
+            "it is an empty database. Use another backup",
+        ));
     }
-    Ok(())
+    schema.bring_up_to_date(&copy, Access::Serve)?;
+    connection.progress_handler(0, None::<fn() -> bool>)?;
+    Ok(connection)
+}
+
+/// Reads every page of the present database and moves its WAL into it, which fails while another
+/// process has it open.
+fn check_present(path: &Path, progress: &Progress) -> Result<()> {
+    let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+    show_time(&mut connection, "checking the present database", progress)?;
+    check_every_page(&connection)?;
+    drop(connection);
+    let connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+    Ok(switch_journal(&connection, "DELETE")?)
 }
 
 /// Keeps a file under a second name, or as a copy if the file system has no hard links.
 fn keep(from: &Path, to: &Path) -> io::Result<()> {
     fs::hard_link(from, to).or_else(|_| {
-        copy(&keep_open(File::open(from)?), to, &Progress::hidden())?;
-        File::open(to)?.sync_all()
+        files::create(to)?;
+        let mut options = OpenOptions::new();
+        let mut copy = options.write(true).custom_flags(NO_FOLLOW).open(to)?;
+        io::copy(&mut &*keep_open(File::open(from)?), &mut copy)?;
+        copy.sync_all()
     })
 }
 

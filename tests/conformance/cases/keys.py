@@ -14,13 +14,14 @@ def keys_have_their_form():
     assert re.fullmatch(r"adr_[0-9a-f]{48}", KEY), "keys create prints the secret and nothing else"
     keys = SERVER.keys()
     for key in keys.values():
-        members = {"id", "name", "hint", "permissions", "created", "expires", "last_used", "revoked", "concurrent", "budget"}
+        members = {"id", "name", "hint", "permissions", "created", "expires", "last_used", "revoked", "concurrent", "budget", "overlap"}
         assert set(key) == members, key
         assert re.fullmatch(r"key_[0-9a-f]{16}", key["id"]), key
         assert isinstance(key["created"], int), key
     assert keys["conformance"]["permissions"] == ["completions"] and keys["conformance"]["revoked"] is None, keys
     assert keys["metrics only"]["permissions"] == ["metrics"], keys
     assert keys["conformance"]["hint"] == f"{KEY[:8]}…{KEY[-4:]}" and keys["conformance"]["budget"] is None, keys
+    assert keys["conformance"]["overlap"] is None, keys
     for option in ("--permission", "--expires", "--concurrent", "--budget"):
         assert SERVER.cli("keys", "create", "x", option, "nonsense", check=False).returncode == 2, option
 
@@ -56,7 +57,7 @@ def only_a_digest_is_stored_and_a_secret_is_shown_once():
     for secret in (KEY, METRICS_KEY):
         assert secret not in SERVER.cli("keys", "list").stdout + SERVER.cli("keys", "list", "--json").stdout
         digest = hashlib.sha256(secret.encode()).digest()
-        assert SERVER.rows("SELECT count(*) FROM keys WHERE digest = ?", digest) == [(1,)]
+        assert SERVER.rows("SELECT count(*) FROM key_secrets WHERE digest = ?", digest) == [(1,)]
 
 
 def a_revoked_key_is_refused_from_the_next_request_on():
@@ -80,6 +81,96 @@ def a_revoked_key_is_refused_from_the_next_request_on():
     assert changed.returncode == 1 and since in changed.stderr, changed
     kept = SERVER.keys()["renamed"]
     assert kept == renamed, (kept, renamed)
+
+
+def a_rotated_key_keeps_everything_but_its_secret():
+    RUNTIME.answer = RUNTIME.good
+    first = SERVER.create_key("rotated", "--budget", "1000/month", "--concurrent", "3")
+    is_completion(SERVER.post(chat(), first))
+    key = SERVER.keys()["rotated"]
+    done = SERVER.cli("keys", "rotate", key["id"])
+    second = done.stdout.strip()
+    assert re.fullmatch(r"adr_[0-9a-f]{48}\n", done.stdout) and second != first, "it prints the new secret and nothing else"
+    assert key["id"] in done.stderr and second not in done.stderr, done.stderr
+    refused = is_error(SERVER.post(chat(), first), "invalid_api_key")
+    lines = lambda: [line for line in SERVER.logged().splitlines() if refused["request_id"] in line]  # noqa: E731
+    assert until(lines)
+    line = lines()[0]
+    assert "cause=replaced" in line and f"key={key['id']}" in line, line
+    is_completion(SERVER.post(chat(), second))
+    now = SERVER.keys()["rotated"]
+    hint = f"{second[:8]}…{second[-4:]}"
+    budget = key["budget"] | {"used": 2 * key["budget"]["used"]}
+    assert now == key | {"hint": hint, "last_used": now["last_used"], "budget": budget}, (key, now)
+    usage = json.loads(SERVER.cli("usage", "--key", "rotated", "--json").stdout)
+    assert usage["requests"] == 2 and usage["rows"] == [], usage
+    # The secret in use means its key, a replaced one is refused by the commands too.
+    third = SERVER.cli("keys", "rotate", second).stdout.strip()
+    again = SERVER.cli("keys", "rotate", second, check=False)
+    assert again.returncode == 1 and "was replaced" in again.stderr and second not in again.stderr, again
+    revoked = SERVER.cli("keys", "revoke", first, check=False)
+    assert revoked.returncode == 1 and "was replaced" in revoked.stderr, revoked
+    is_completion(SERVER.post(chat(), third))
+    SERVER.cli("keys", "revoke", third)
+    assert SERVER.cli("keys", "rotate", key["id"], check=False).returncode == 1, "a revoked key"
+    actions = [row["action"] for row in json.loads(SERVER.cli("audit", "--json").stdout) if row["key_id"] == key["id"]]
+    assert actions == ["key_created", "key_rotated", "key_rotated", "key_revoked"], actions
+
+
+def a_replaced_secret_works_until_the_overlap_ends():
+    RUNTIME.answer = RUNTIME.good
+    accepted = lambda secret: SERVER.post(chat(), secret).status == 200  # noqa: E731
+    first = SERVER.create_key("overlapping")
+    key_id = SERVER.keys()["overlapping"]["id"]
+    rotate = lambda *options, check=True: SERVER.cli("keys", "rotate", "overlapping", *options, check=check)  # noqa: E731
+    before = int(time.time())
+    done = rotate("--overlap", "24h")
+    second = done.stdout.strip()
+    overlap = SERVER.keys()["overlapping"]["overlap"]
+    assert overlap["hint"] == f"{first[:8]}…{first[-4:]}" and 0 <= overlap["ends"] - before - 86_400 < 60, overlap
+    assert overlap["hint"] in done.stderr and overlap["hint"] in SERVER.cli("keys", "list").stdout
+    assert accepted(first) and accepted(second)
+    # A repetition would end the secret that is in use.
+    refused = rotate("--overlap", "24h", check=False)
+    assert refused.returncode == 1 and refused.stdout == "" and overlap["hint"] in refused.stderr, refused
+    assert accepted(first) and accepted(second)
+    third = rotate().stdout.strip()
+    assert not accepted(first) and not accepted(second) and accepted(third)
+    assert SERVER.keys()["overlapping"]["overlap"] is None
+    fourth = rotate("--overlap", "2s").stdout.strip()
+    assert accepted(fourth)
+    assert until(lambda: not accepted(third)), "the overlap does not end"
+    assert accepted(fourth)
+    rotated = [row["details"] for row in json.loads(SERVER.cli("audit", "--json").stdout)
+               if row["key_id"] == key_id and row["action"] == "key_rotated"]
+    assert len(rotated) == 3 and all(f"{old[:8]}…{old[-4:]} → {new[:8]}…{new[-4:]}" in details for details, old, new
+                                     in zip(rotated, (first, second, third), (second, third, fourth))), rotated
+    fifth = rotate("--overlap", "30d").stdout.strip()
+    assert accepted(fourth) and accepted(fifth)
+    SERVER.cli("keys", "revoke", fourth)
+    assert not accepted(fourth) and not accepted(fifth), "a revocation ends an overlap"
+    assert SERVER.keys()["overlapping"]["overlap"] is None
+    for overlap in ("31d", "721h", "0s", "-1d", "2031-02-03", "12:00", "never", ""):
+        assert rotate(f"--overlap={overlap}", check=False).returncode == 2, overlap
+
+
+def a_report_by_name_counts_every_key_of_that_name():
+    RUNTIME.answer = RUNTIME.good
+    secrets = [SERVER.create_key("shared name")]
+    is_completion(SERVER.post(chat(), secrets[0]))
+    SERVER.cli("keys", "revoke", "shared name")
+    secrets.append(SERVER.create_key("shared name"))
+    is_completion(SERVER.post(chat(), secrets[1]))
+    SERVER.cli("keys", "set", "shared name", "--concurrent", "2")
+    usage = lambda *what: json.loads(SERVER.cli("usage", *what, "--key", "shared name", "--json").stdout)  # noqa: E731
+    assert usage()["requests"] == 2 and usage()["total_tokens"] == 28, usage()
+    assert len(usage("list")) == 2, usage("list")
+    SERVER.create_key("shared name")
+    assert SERVER.cli("keys", "rename", "shared name", "x", check=False).returncode == 1, "two keys of it can be used"
+    # The other cases find keys by their names.
+    for number, key in enumerate(json.loads(SERVER.cli("keys", "list", "--json").stdout)):
+        if key["name"] == "shared name":
+            SERVER.cli("keys", "rename", key["id"], f"shared {number}")
 
 
 def an_expired_key_is_refused():

@@ -37,7 +37,7 @@ def a_wrong_variable_is_named():
                         ("max_connections", "0"), ("buffer_limit", "1048575"), ("buffer_limit", "64 MB"),
                         ("compatibility", "loose"), ("log_level", "loud"),
                         ("trusted_proxies", "nobody"), ("runtime_url", "ftp://x"), ("runtime_url", "http://x"), ("runtime_timeout", "soon"), ("runtime_ca", "/nonexistent.pem"),
-                        ("database_password_file", "/nonexistent"), ("runtime_api_key_file", "/nonexistent"),
+                        ("time_zone", "CET"), ("time_zone", "Europe/../Zagreb"), ("database_password_file", "/nonexistent"), ("runtime_api_key_file", "/nonexistent"),
                         ("search_url", "ftp://x"), ("search_grounding", "sometimes"), ("search_results", "0"),
                         ("usage_retention_days", "-1")):
         variable = f"ADRIATICUM_{name.upper()}"

@@ -1,8 +1,8 @@
 //! The engine against a real server, with connections that break at the worst moment.
 
 mod round_trips;
-mod schema_upgrades;
 
+use std::cell::Cell;
 use std::io::{Read, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
@@ -10,35 +10,35 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 
 use super::*;
-use crate::audit::Actor;
-use crate::console::session::credentials;
-use crate::console::session::credentials::{PasswordHash, TokenKind};
-use crate::database::postgres::session_lock::SessionLock;
-use crate::database::{Database, DatabaseError, DatabaseLocation, Statement, values};
-use crate::keys::{KeyName, NewKey, Permission};
-use crate::ledger::append::tests::{row, with_outcome};
-use crate::ledger::{Filter, SCHEMA};
-use crate::secret::SecretDigest;
-use crate::store::Store;
+use crate::database::{Statement, WriteConnection};
 use crate::store::test_server::PostgresServer;
-use crate::when::Range;
 
 /// The modes of a proxy. A loss happens once.
-const PASS: u8 = 0;
-const REFUSE: u8 = 1;
-const LOSE_REQUEST: u8 = 2;
-const LOSE_ANSWER: u8 = 3;
+pub const PASS: u8 = 0;
+pub const REFUSE: u8 = 1;
+pub const LOSE_REQUEST: u8 = 2;
+pub const LOSE_ANSWER: u8 = 3;
 /// COMMIT or its answer is lost.
-const LOSE_COMMIT: u8 = 4;
-const LOSE_COMMIT_ANSWER: u8 = 5;
+pub const LOSE_COMMIT: u8 = 4;
+pub const LOSE_COMMIT_ANSWER: u8 = 5;
 /// Connections are accepted, and nothing more happens.
 const HANG: u8 = 6;
 
+const MINUTE: Duration = Duration::from_secs(60);
+
+const SCHEMA: Schema = Schema {
+    tables: "CREATE TABLE t (id BIGINT PRIMARY KEY, x BIGINT)",
+    version: 11,
+    steps: &[],
+};
+
+const PID: &str = "SELECT CAST(pg_backend_pid() AS BIGINT)";
+
 /// A proxy between the engine and its server.
 #[derive(Clone)]
-struct FaultyProxy {
+pub struct FaultyProxy {
     address: SocketAddr,
-    mode: Arc<AtomicU8>,
+    pub mode: Arc<AtomicU8>,
     accepted: Arc<AtomicUsize>,
     open: Arc<Mutex<Vec<TcpStream>>>,
 }
@@ -81,7 +81,8 @@ impl FaultyProxy {
         thread::spawn(move || {
             let mut buffer = [0; 8192];
             while let Ok(count @ 1..) = from.read(&mut buffer) {
-                if buffer[..count].windows(6).any(|text| text == b"COMMIT") {
+                // Every transaction begins with READ COMMITTED.
+                if buffer[..count].windows(7).any(|text| text == b"COMMIT\0") {
                     for (from, to) in [
                         (LOSE_COMMIT, LOSE_REQUEST),
                         (LOSE_COMMIT_ANSWER, LOSE_ANSWER),
@@ -110,18 +111,24 @@ impl FaultyProxy {
         self.open.lock().expect("no panic")
     }
 
-    fn set(&self, mode: u8) {
+    /// `REFUSE` and `HANG` also end the connections that there are.
+    pub fn set(&self, mode: u8) {
         self.mode.store(mode, Ordering::SeqCst);
-        if mode == REFUSE {
+        if matches!(mode, REFUSE | HANG) {
             self.open()
                 .drain(..)
                 .for_each(|client| drop(client.shutdown(Shutdown::Both)));
         }
     }
+
+    /// The number of connections that it has accepted.
+    fn accepted(&self) -> usize {
+        self.accepted.load(Ordering::SeqCst)
+    }
 }
 
 /// The URI of a new database, by way of as many proxies as there are hosts.
-fn proxies(hosts: usize) -> (Vec<FaultyProxy>, DatabaseUri) {
+pub fn proxies(hosts: usize) -> (Vec<FaultyProxy>, DatabaseUri) {
     let uri = PostgresServer::shared().database();
     let server = uri
         .split_once('@')
@@ -139,377 +146,353 @@ fn proxies(hosts: usize) -> (Vec<FaultyProxy>, DatabaseUri) {
     )
 }
 
-/// An engine with a table `t`.
-fn engine(hosts: usize, connections: usize) -> (Vec<FaultyProxy>, Database) {
-    let (proxies, uri) = proxies(hosts);
-    let engine = Database::Postgres(
-        Postgres::open(&uri, &SCHEMA, connections, Access::Create).expect("a new database"),
-    );
-    let table = "CREATE TABLE t (id BIGINT PRIMARY KEY, x BIGINT)";
-    engine
-        .transaction(|session| session.execute(table, &[]))
-        .expect("a table");
-    (proxies, engine)
+/// A database with a table `t`.
+struct Opened {
+    proxies: Vec<FaultyProxy>,
+    postgres: Arc<Postgres>,
+    writer: PgWriter,
 }
 
-/// Calls the functions that both engines share.
-fn pool(database: &Database) -> &Arc<PgPool> {
-    match database {
-        Database::Sqlite(_) => panic!("it is PostgreSQL"),
-        Database::Postgres(postgres) => &postgres.pool,
-    }
-}
-
-impl Database {
-    fn insert(&self, id: i64) -> Result<usize> {
-        let statement = Statement::new(
-            "INSERT INTO t SELECT $1, 0 WHERE $1 <> 13 ON CONFLICT (id) DO NOTHING",
-            values![id],
-        )
-        .settled_by("SELECT 1 FROM t WHERE id = $1", values![id]);
-        self.write(&[statement])
-    }
-}
-
-fn count(engine: &Database) -> i64 {
-    engine
-        .read(|session| session.value("SELECT count(*) FROM t", &[]))
-        .expect("a count")
-}
-
-#[test]
-fn a_write_whose_answer_is_lost_is_settled() {
-    let (proxies, engine) = engine(1, 4);
-    for (id, loss) in [
-        (1, LOSE_COMMIT_ANSWER),
-        (2, LOSE_REQUEST),
-        (3, LOSE_COMMIT_ANSWER),
-        (4, LOSE_ANSWER),
-        (5, LOSE_COMMIT),
-        (6, PASS),
-    ] {
-        proxies[0].set(loss);
-        assert_eq!(engine.insert(id).expect("it is settled"), 1, "{id}");
-        assert_eq!(count(&engine), id, "once each");
-    }
-    proxies[0].set(LOSE_COMMIT_ANSWER);
-    let update = Statement::new("UPDATE t SET x = 1 WHERE id = $1 AND x = 0", values![4_i64])
-        .settled_by("SELECT 1 FROM t WHERE id = $1 AND x = 1", values![4_i64]);
-    assert_eq!(
-        engine.write(&[update]).expect("it is settled"),
-        1,
-        "the second attempt changed nothing"
-    );
-    proxies[0].set(LOSE_COMMIT_ANSWER);
-    assert_eq!(
-        engine.insert(13).expect("it is settled"),
-        0,
-        "it was refused, and not done"
-    );
-    assert_eq!(
-        engine.insert(4).expect("a write"),
-        0,
-        "without a loss a duplicate is not settled"
-    );
-}
-
-/// Every write of the store that is not the same when it is repeated.
-#[test]
-fn the_store_settles_its_writes() {
-    let (proxies, uri) = proxies(1);
-    let store =
-        Store::open(&DatabaseLocation::Postgres(uri), Access::Create).expect("a new database");
-    let losing = || proxies[0].set(LOSE_COMMIT_ANSWER);
-    let (name, password) = (
-        KeyName::parse("x").expect("a name"),
-        PasswordHash {
-            salt: vec![1],
-            hash: vec![2],
-            memory_kib: 8,
-            passes: 1,
-        },
-    );
-    let key = NewKey {
-        name: &name,
-        permissions: &[Permission::Completions],
-        created: 1,
-        expires: None,
-        concurrent: None,
-        budget: None,
-    };
-    let by = Actor::command("ana".into());
-    losing();
-    assert!(
-        store
-            .keys
-            .add_as("key_1", "key_1", &key, &by)
-            .expect("it is settled")
-    );
-    let losses = [LOSE_REQUEST, LOSE_ANSWER, LOSE_COMMIT, LOSE_COMMIT_ANSWER];
-    for (number, loss) in (1..).zip(losses) {
-        for (end, status) in [("a", 200), ("b", 400)] {
-            proxies[0].set(loss);
-            store
-                .ledger
-                .append(with_outcome(row(end, "key_1", number), status, Some(5)))
-                .expect("it is settled");
-            assert_eq!(
-                proxies[0].mode.load(Ordering::SeqCst),
-                PASS,
-                "something was lost"
-            );
+impl Opened {
+    fn new(hosts: usize) -> Self {
+        let (proxies, uri) = proxies(hosts);
+        let opened = Postgres::open(&uri, &SCHEMA, Access::Create).expect("a new database");
+        let (postgres, writer, is_new) = opened;
+        assert!(is_new);
+        Self {
+            proxies,
+            postgres,
+            writer,
         }
-        proxies[0].set(loss);
-        assert!(
-            store
-                .keys
-                .find(&SecretDigest::of("key_1"), 1)
-                .expect("it is repeated")
-                .is_some()
-        );
-        proxies[0].set(PASS);
     }
-    proxies[0].set(LOSE_ANSWER);
-    assert!(
-        store.ledger.append(row("a", "key_1", 1)).is_err(),
-        "it is not taken for the row of that id"
-    );
-    credentials::set_password(&store, password.clone(), &by).expect("a password");
-    losing();
-    let tokens = [
-        (SecretDigest::of("one"), TokenKind::Session, 9),
-        (SecretDigest::of("other"), TokenKind::Browser, 9),
-    ];
-    assert!(credentials::sign_in(&store, tokens, 1, &password, &by).expect("it is settled"));
-    losing();
-    assert!(store.keys.revoke("key_1", 1, &by).expect("it is settled"));
-    let mut actions = Vec::new();
-    store
-        .audit
-        .list(0, |row| actions.push(row.action))
-        .expect("the audit");
-    actions.sort();
-    assert_eq!(
-        actions,
-        ["key_created", "key_revoked", "password_set", "signed_in"],
-        "once each"
-    );
-    proxies[0].set(LOSE_ANSWER);
-    assert!(matches!(
-        store.ledger.append(row("d", "key_1", 1)),
-        Err(DatabaseError::KeyRevoked)
-    ));
-    assert_eq!(
-        store
-            .ledger
-            .sums(Range::ALL, Filter::ALL)
-            .expect("the figures")
-            .requests,
-        8,
-        "once each"
-    );
-    assert_eq!(store.ledger.verify().expect("a walk").fault, None);
+
+    /// Writes in one attempt.
+    fn write(&mut self, statement: &'static str) -> Result<()> {
+        let session = self.writer.begin(Instant::now() + MINUTE)?;
+        session.commit(&[Statement::new(statement, [])])
+    }
+
+    /// Reads a number in one attempt.
+    fn value(&self, statement: &str) -> Result<i64> {
+        read(&self.postgres, MINUTE, statement)
+    }
+
+    /// Writes until a deadline, as the service does.
+    fn transaction<T>(
+        &mut self,
+        deadline: Instant,
+        work: impl Fn(&Session) -> Result<T>,
+    ) -> Result<T> {
+        let connection = PgWriter {
+            postgres: Arc::clone(&self.postgres),
+            connection: self.writer.connection.take(),
+        };
+        let mut connection = WriteConnection::Postgres(connection);
+        let done = connection.transaction(deadline, None, work);
+        if let WriteConnection::Postgres(writer) = connection {
+            self.writer = writer;
+        }
+        done
+    }
+
+    fn pid_of_the_writer(&mut self) -> i64 {
+        let session = self.writer.begin(Instant::now() + MINUTE).expect("a begin");
+        let pid = Session::Postgres(&session).value(PID, &[]);
+        session.commit(&[]).expect("a commit");
+        pid.expect("its pid")
+    }
 }
 
-#[test]
-fn an_unknown_outcome_is_settled_on_the_next_host() {
-    let (proxies, engine) = engine(2, 4);
-    assert_eq!(
-        proxies[1].accepted.load(Ordering::SeqCst),
-        0,
-        "the first host is good"
-    );
-    proxies[0].set(LOSE_COMMIT_ANSWER);
-    engine.insert(1).expect("it is settled");
-    let attempts = proxies[0].accepted.load(Ordering::SeqCst);
-    engine.insert(2).expect("a write");
-    assert_eq!(
-        proxies[0].accepted.load(Ordering::SeqCst),
-        attempts,
-        "the good host is tried first"
-    );
-    assert_eq!(count(&engine), 2);
-    proxies[1].set(LOSE_ANSWER);
-    let try_write = || engine.transaction(|session| session.execute(TRY_WRITE, &[]).map(drop));
-    assert!(matches!(try_write(), Err(DatabaseError::Unknown(_))));
-    try_write().expect("back on the first host");
-    assert!(proxies[0].accepted.load(Ordering::SeqCst) > attempts);
+/// Reads a number with one statement by itself.
+fn read(postgres: &Postgres, time: Duration, statement: &str) -> Result<i64> {
+    postgres.read(false, Instant::now() + time, |session| {
+        session.value(statement, &[])
+    })
 }
 
+fn sleep(session: &Session, seconds: f64) -> Result<i64> {
+    session.value(
+        &format!("SELECT CAST(1 AS BIGINT) FROM pg_sleep({seconds})"),
+        &[],
+    )
+}
+
+fn kind<T>(result: Result<T>) -> Option<ProblemKind> {
+    result.err().map(|problem| problem.kind)
+}
+
+/// A read that took 3 s ended its connection and all others, and the next host was asked, while the
+/// server went on with it.
 #[test]
-fn while_the_database_is_lost_look_ups_fail_at_once_and_writes_wait() {
-    let (proxies, engine) = engine(1, 4);
-    proxies[0].set(REFUSE);
-    let look_up = || engine.look_up("SELECT 1", &[], |_| Ok(()));
-    assert!(look_up().is_err());
-    let attempts = proxies[0].accepted.load(Ordering::SeqCst);
-    let began = Instant::now();
-    for _ in 0..1000 {
-        assert!(matches!(look_up(), Err(DatabaseError::Unavailable(_))));
-        assert!(engine.read(|_| Ok(())).is_err() && engine.transaction(|_| Ok(())).is_err());
-    }
-    let probes = proxies[0].accepted.load(Ordering::SeqCst) - attempts;
-    assert!(
-        probes as u128 <= began.elapsed().as_millis() / 200 + 1,
-        "{probes} attempts for 3000 calls"
-    );
+fn a_slow_read_touches_no_connection_but_its_own() {
+    let mut opened = Opened::new(2);
+    let writer = opened.pid_of_the_writer();
+    let (began, postgres) = (Instant::now(), Arc::clone(&opened.postgres));
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| engine.insert(2));
-        while proxies[0].accepted.load(Ordering::SeqCst) < attempts + probes + 2 {
-            thread::yield_now();
-        }
-        assert!(!waiting.is_finished(), "it waits");
-        proxies[0].set(PASS);
-        waiting
-            .join()
-            .expect("no panic")
-            .expect("the database is back");
-    });
-    engine.insert(1).expect("the database is back");
-    assert_eq!(count(&engine), 2);
-}
-
-#[test]
-fn a_start_tries_a_host_again_that_does_not_answer_and_no_other() {
-    let (proxies, mut uri) = proxies(1);
-    uri.connect_timeout = Duration::from_secs(1);
-    for start in [
-        |uri: &DatabaseUri| {
-            Postgres::open(uri, &SCHEMA, 1, Access::Create)
-                .map(drop)
-                .map_err(|error| error.to_string())
-        },
-        |uri: &DatabaseUri| {
-            SessionLock::take(uri, "name", "")
-                .map(drop)
-                .map_err(|error| error.to_string())
-        },
-    ] {
-        let before = proxies[0].accepted.load(Ordering::SeqCst);
-        proxies[0].set(HANG);
-        thread::scope(|scope| {
-            let started = scope.spawn(|| start(&uri));
-            while proxies[0].accepted.load(Ordering::SeqCst) < before + 2 && !started.is_finished()
-            {
-                thread::sleep(Duration::from_millis(5));
-            }
-            proxies[0].set(PASS);
-            started
-                .join()
-                .expect("no panic")
-                .expect("it is found in the end");
+        let slow = scope.spawn(|| {
+            postgres.read(false, Instant::now() + MINUTE, |session| {
+                let pid = session.value::<i64>(PID, &[])?;
+                assert_eq!(kind(sleep(session, 60.0)), Some(ProblemKind::Busy));
+                Ok((pid, session.value::<i64>(PID, &[])?))
+            })
         });
-        proxies[0].set(REFUSE);
-        let before = proxies[0].accepted.load(Ordering::SeqCst);
-        start(&uri).expect_err("nobody answers");
-        assert_eq!(proxies[0].accepted.load(Ordering::SeqCst), before + 1);
-    }
+        while !slow.is_finished() {
+            opened.value(PID).expect("a look-up beside it");
+            assert_eq!(opened.pid_of_the_writer(), writer);
+        }
+        let (pid, after) = slow.join().expect("no panic").expect("a read");
+        assert_eq!(pid, after, "its connection can be used again");
+    });
+    assert!(began.elapsed() >= STATEMENT_TIMEOUT && began.elapsed() < MINUTE);
+    let accepted: Vec<usize> = opened.proxies.iter().map(FaultyProxy::accepted).collect();
+    assert_eq!(accepted, [3, 0], "two that read, and one that writes");
 }
 
 #[test]
-fn there_are_no_more_connections_than_allowed_and_one_is_for_rows() {
-    let (_proxies, engine) = engine(1, 3);
-    let get = |time| pool(&engine).get(Instant::now() + time, TransactionMode::Read);
-    let held = [0, 1].map(|_| get(Duration::from_secs(30)).expect("a connection"));
-    assert!(matches!(
-        get(Duration::from_millis(50)),
-        Err(DatabaseError::NoConnection)
-    ));
-    let deadline = Instant::now() + Duration::from_secs(30);
-    let append = || pool(&engine).get(deadline, TransactionMode::Append(deadline));
-    drop(append().expect("the connection that look-ups can't take"));
-    assert!(
-        matches!(
-            get(Duration::from_millis(50)),
-            Err(DatabaseError::NoConnection)
-        ),
-        "it is idle, and kept"
-    );
-    append().expect("it is still there");
-    thread::scope(|scope| {
-        let waiting = scope.spawn(|| count(&engine));
-        drop(held);
-        assert_eq!(waiting.join().expect("no panic"), 0);
+fn a_report_has_its_own_time() {
+    let opened = Opened::new(1);
+    let report = |time, work: &dyn Fn(&Session) -> Result<i64>| {
+        opened.postgres.read(true, Instant::now() + time, work)
+    };
+    report(MINUTE, &|session| sleep(session, 3.2)).expect("it may take a minute");
+    let timeout =
+        "SELECT CAST(setting AS BIGINT) FROM pg_settings WHERE name = 'statement_timeout'";
+    assert_eq!(opened.value(timeout).expect("a look"), 3000);
+    // One with little time left fails alone.
+    let pid = opened.value(PID).expect("its pid");
+    let late = report(Duration::from_millis(300), &|session| {
+        assert_eq!(kind(sleep(session, 60.0)), Some(ProblemKind::Busy));
+        thread::sleep(Duration::from_millis(300));
+        session.value(PID, &[])
     });
-    // A transaction that failed gives its connection back too.
-    for _ in 0..3 {
-        assert!(
-            engine
-                .transaction(|session| session.execute("INSERT INTO t VALUES (1), (1)", &[]))
-                .is_err()
-        );
-        assert!(
-            engine
-                .read(|session| session.execute("INSERT INTO t VALUES (1)", &[]))
-                .is_err(),
-            "it only reads"
-        );
+    let late = late.expect_err("no statement begins after the deadline");
+    assert!(late.text.contains("took too long"), "{late}");
+    assert_eq!(opened.value(PID).expect("its pid"), pid, "it is kept");
+}
+
+/// A row that waited for 3 s failed, and its connection was lost with all others.
+#[test]
+fn a_write_waits_for_a_locked_table_and_keeps_its_connection() {
+    let mut opened = Opened::new(2);
+    let pid = opened.pid_of_the_writer();
+    let mut other = PgWriter {
+        postgres: Arc::clone(&opened.postgres),
+        connection: None,
+    };
+    thread::scope(|scope| {
+        let (locked, is_locked) = std::sync::mpsc::channel();
+        scope.spawn(move || {
+            let session = other.begin(Instant::now() + MINUTE).expect("a begin");
+            Session::Postgres(&session)
+                .execute("LOCK TABLE t IN SHARE MODE", &[])
+                .expect("a lock");
+            locked.send(()).expect("it listens");
+            thread::sleep(Duration::from_secs(4));
+        });
+        is_locked.recv().expect("a lock");
+        let attempts = Cell::new(0);
+        let row = |session: &Session| {
+            attempts.set(attempts.get() + 1);
+            session.execute("INSERT INTO t VALUES (1, 1)", &[])
+        };
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let written = opened.transaction(deadline, row);
+        assert_eq!(written.expect("it is done in its time"), 1);
+        assert_eq!(attempts.get(), 2);
+    });
+    assert_eq!(opened.pid_of_the_writer(), pid);
+    assert_eq!(opened.value("SELECT count(*) FROM t").expect("a count"), 1);
+    assert_eq!(opened.proxies[1].accepted(), 0);
+}
+
+#[test]
+fn a_write_with_little_time_left_does_not_wait_longer() {
+    let mut opened = Opened::new(1);
+    let pid = opened.pid_of_the_writer();
+    let deadline = Instant::now() + Duration::from_millis(300);
+    let session = opened.writer.begin(deadline).expect("a begin");
+    let slow = sleep(&Session::Postgres(&session), 60.0);
+    assert_eq!(kind(slow), Some(ProblemKind::Busy));
+    assert!(Instant::now() < deadline + STATEMENT_TIMEOUT);
+    drop(session);
+    assert_eq!(opened.pid_of_the_writer(), pid);
+}
+
+#[test]
+fn an_unknown_outcome_drops_every_connection_and_begins_with_the_next_host() {
+    let mut opened = Opened::new(2);
+    opened
+        .write("INSERT INTO t VALUES (0, 1)")
+        .expect("a write");
+    let pid = opened.value(PID).expect("its pid");
+    assert_eq!(opened.proxies[1].accepted(), 0, "the first host is good");
+    opened.proxies[0].set(LOSE_COMMIT_ANSWER);
+    let lost = opened.write("INSERT INTO t VALUES (1, 1)");
+    assert_eq!(kind(lost), Some(ProblemKind::Unknown));
+    let before = opened.proxies[0].accepted();
+    assert_ne!(opened.value(PID).expect("another host"), pid);
+    assert_eq!(opened.value("SELECT count(*) FROM t").expect("a count"), 2);
+    opened
+        .write("INSERT INTO t VALUES (2, 1)")
+        .expect("a write");
+    assert_eq!(opened.proxies[0].accepted(), before);
+    // A read that was lost does the same.
+    let writer = opened.pid_of_the_writer();
+    opened.proxies[1].set(LOSE_ANSWER);
+    assert_eq!(kind(opened.value(PID)), Some(ProblemKind::Unknown));
+    assert_ne!(opened.pid_of_the_writer(), writer);
+    assert!(opened.proxies[0].accepted() > before, "back on the first");
+}
+
+#[test]
+fn two_hosts_that_answer_nothing_leave_time_for_the_third() {
+    let mut opened = Opened::new(3);
+    opened
+        .write("INSERT INTO t VALUES (0, 1)")
+        .expect("a write");
+    opened.proxies[..2].iter().for_each(|proxy| proxy.set(HANG));
+    let began = Instant::now();
+    opened
+        .write("INSERT INTO t VALUES (1, 1)")
+        .expect("the third host");
+    assert!(began.elapsed() < CONNECTION_TIMEOUT + MINUTE / 10);
+    assert_eq!(opened.value("SELECT count(*) FROM t").expect("a count"), 2);
+    opened.proxies[2].set(HANG);
+    opened.proxies[1].set(PASS);
+    let time = Duration::from_millis(1500);
+    let found = read(&opened.postgres, time, "SELECT count(*) FROM t");
+    assert_eq!(found.expect("the second host"), 2);
+    opened.proxies[1].set(HANG);
+    let uri = &opened.postgres.uri;
+    opened.proxies[2].set(PASS);
+    Postgres::open(uri, &SCHEMA, Access::Existing).expect("a start finds the third host");
+}
+
+#[test]
+fn a_host_that_refuses_is_said_at_once_to_each_caller() {
+    let mut opened = Opened::new(1);
+    opened
+        .write("INSERT INTO t VALUES (0, 1)")
+        .expect("a write");
+    opened.proxies[0].set(REFUSE);
+    let began = Instant::now();
+    for _ in 0..100 {
+        assert_eq!(kind(opened.value(PID)), Some(ProblemKind::Unavailable));
+        let written = opened.write("INSERT INTO t VALUES (1, 1)");
+        assert_eq!(kind(written), Some(ProblemKind::Unavailable));
     }
-    let work = |_: &Session| -> Result<()> { panic!("on purpose") };
-    let panicked = thread::scope(|scope| scope.spawn(|| engine.transaction(work)).join().is_err());
-    assert!(panicked);
-    assert_eq!(count(&engine), 0);
+    assert!(began.elapsed() < MINUTE);
+    // One that may try again does so every 200 ms.
+    let before = opened.proxies[0].accepted();
+    let deadline = Instant::now() + 5 * CONNECT_PAUSE;
+    let refused = opened.transaction(deadline, |session| session.value::<i64>(PID, &[]));
+    assert_eq!(kind(refused), Some(ProblemKind::Unavailable));
+    assert!((1..=5).contains(&(opened.proxies[0].accepted() - before)));
+    opened.proxies[0].set(PASS);
+    opened
+        .write("INSERT INTO t VALUES (1, 1)")
+        .expect("it is back");
+    assert_eq!(opened.value("SELECT count(*) FROM t").expect("a count"), 2);
+}
+
+#[test]
+fn there_are_no_more_connections_than_allowed() {
+    let opened = Opened::new(1);
+    let get = |time| opened.postgres.reader(Instant::now() + time);
+    let held = [(); MAX_READERS].map(|()| get(MINUTE).expect("a connection"));
+    let none = get(Duration::from_millis(50));
+    assert_eq!(kind(none), Some(ProblemKind::Busy));
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| opened.value("SELECT count(*) FROM t"));
+        drop(held);
+        assert_eq!(waiting.join().expect("no panic").expect("its turn"), 0);
+    });
+    // A read that failed gives its connection back too.
+    for _ in 0..=MAX_READERS {
+        opened
+            .value("SELECT no_column FROM t")
+            .expect_err("no column");
+    }
+    assert_eq!(opened.proxies[0].accepted(), MAX_READERS);
 }
 
 #[test]
 fn a_server_with_no_room_for_another_connection_is_not_lost() {
-    let (_proxies, engine) = engine(1, 4);
-    let name: String = engine
-        .read(|session| session.value("SELECT CAST(current_database() AS TEXT)", &[]))
-        .expect("its name");
+    let opened = Opened::new(1);
+    let name = &opened.postgres.uri.database;
     PostgresServer::shared().psql(&format!("ALTER DATABASE {name} CONNECTION LIMIT 2"));
-    let get = |time| pool(&engine).get(Instant::now() + time, TransactionMode::Read);
-    let held = [0, 1].map(|_| get(Duration::from_secs(30)).expect("a connection"));
-    let third = get(Duration::from_millis(500)).err();
-    assert!(
-        matches!(third, Some(DatabaseError::NoConnection)),
-        "{third:?}"
-    );
+    let get = |time| opened.postgres.reader(Instant::now() + time);
+    let held = [0, 1].map(|_| get(MINUTE).expect("a connection"));
+    let third = get(Duration::from_millis(500));
+    assert_eq!(kind(third), Some(ProblemKind::Busy));
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| count(&engine));
+        let waiting = scope.spawn(|| opened.value("SELECT count(*) FROM t"));
+        thread::sleep(Duration::from_millis(100));
         drop(held);
-        assert_eq!(
-            waiting.join().expect("no panic"),
-            0,
-            "it waits for those that there are"
-        );
+        let found = waiting.join().expect("no panic");
+        assert_eq!(found.expect("one of those that there are"), 0);
     });
-}
-
-#[test]
-fn transactions_that_meet_wait_for_each_other() {
-    let (_proxies, engine) = engine(1, 4);
-    engine.insert(1).expect("a row");
-    let add = |session: &Session| {
-        let x: i64 = session.value("SELECT x FROM t WHERE id = 1 FOR UPDATE", &[])?;
-        session.execute("UPDATE t SET x = $1 WHERE id = 1", &values![x + 1])
-    };
-    thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| {
-                (0..10).for_each(|_| assert_eq!(engine.transaction(add).expect("its turn"), 1))
-            });
-        }
-    });
-    let sum: i64 = engine
-        .read(|session| session.value("SELECT x FROM t WHERE id = 1", &[]))
-        .expect("a sum");
-    assert_eq!(sum, 40, "none was lost");
 }
 
 #[test]
 fn a_read_sees_one_state_and_a_query_within_a_query_is_an_error() {
-    let (_proxies, engine) = engine(1, 4);
-    engine
-        .read(|session| {
-            let count = || session.value::<i64>("SELECT count(*) FROM t", &[]);
-            assert_eq!(count()?, 0);
-            engine.insert(1)?;
-            assert_eq!(count()?, 0, "as at the beginning");
-            let nested = session.query("SELECT 1", &[], &mut |_| count().map(drop));
-            assert!(matches!(nested, Err(DatabaseError::Other(_))), "{nested:?}");
-            Ok(())
-        })
-        .expect("a read");
-    assert_eq!(count(&engine), 1);
+    let mut opened = Opened::new(1);
+    let postgres = Arc::clone(&opened.postgres);
+    let read = postgres.read(true, Instant::now() + MINUTE, |session| {
+        let count = || session.value::<i64>("SELECT count(*) FROM t", &[]);
+        assert_eq!(count()?, 0);
+        opened.write("INSERT INTO t VALUES (1, 1)")?;
+        assert_eq!(count()?, 0, "as at the beginning");
+        let nested = session.query("SELECT 1", &[], &mut |_| count().map(drop));
+        assert_eq!(kind(nested), Some(ProblemKind::Other));
+        Ok(())
+    });
+    read.expect("a snapshot");
+    assert_eq!(opened.value("SELECT count(*) FROM t").expect("a count"), 1);
+}
+
+fn open(uri: &str, access: Access) -> Result<bool> {
+    let uri = DatabaseUri::parse(uri).expect("a good URI");
+    Postgres::open(&uri, &SCHEMA, access).map(|(_, _, is_new)| is_new)
+}
+
+#[test]
+fn the_tables_are_created_once_however_many_start_at_the_same_time() {
+    let uri = PostgresServer::shared().database();
+    for access in [Access::Existing, Access::Read] {
+        assert_eq!(kind(open(&uri, access)), Some(ProblemKind::Missing));
+    }
+    let created = thread::scope(|scope| {
+        let start = || open(&uri, Access::Serve).expect("a database");
+        let all: Vec<_> = (0..4).map(|_| scope.spawn(start)).collect();
+        all.into_iter()
+            .map(|one| one.join().expect("no panic"))
+            .filter(|is_new| *is_new)
+            .count()
+    });
+    assert_eq!(created, 1);
+    assert!(!open(&uri, Access::Existing).expect("it is there"));
+}
+
+#[test]
+fn another_version_and_tables_of_another_program_are_left_alone() {
+    let uri = PostgresServer::shared().database();
+    open(&uri, Access::Create).expect("a new database");
+    let run = |uri: &str, statement: &str| {
+        let uri = DatabaseUri::parse(uri).expect("a good URI");
+        let postgres = Postgres::new(&uri).expect("an engine");
+        let change = |session: &Session| session.run_script(statement);
+        postgres.change_schema(change).expect("a good statement");
+    };
+    for (version, hint) in [(10, "no release had it"), (12, "a later one")] {
+        let change = format!("UPDATE schema_version SET version = {version}");
+        run(&uri, &change);
+        let problem = open(&uri, Access::Serve).expect_err("another version");
+        assert_eq!(problem.kind, ProblemKind::Version);
+        assert!(problem.text.contains(hint), "{problem}");
+    }
+    let uri = PostgresServer::shared().database();
+    run(&uri, "CREATE TABLE mine (x BIGINT)");
+    let problem = open(&uri, Access::Create).expect_err("it is not ours");
+    assert!(problem.text.contains("another program"), "{problem}");
 }

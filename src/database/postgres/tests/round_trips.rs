@@ -4,28 +4,20 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rcgen::{
-    BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, PKCS_ECDSA_P256_SHA256,
-    PKCS_ED25519, SignatureAlgorithm,
-};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 
-use crate::database::postgres::encoding::SqlError;
-use crate::database::postgres::protocol::PgConnection;
-use crate::database::postgres::tls;
+use crate::database::postgres::connection::{PgConnection, STATEMENT_TIMEOUT};
+use crate::database::postgres::stream;
 use crate::database::postgres::uri::{DatabaseUri, SslMode};
-use crate::database::{Row, SqlValue, Statement, values};
+use crate::database::{ProblemKind, Result, Row, Statement, Value, values};
 use crate::store::test_server::PostgresServer;
 
-fn soon() -> Instant {
-    Instant::now() + Duration::from_secs(30)
-}
-
-fn open(uri: &str) -> Result<PgConnection, String> {
+fn open(uri: &str) -> Result<PgConnection> {
     let uri = DatabaseUri::parse(uri).expect("a good URI");
-    let mode = uri.sslmode_for(&uri.hosts[0]);
-    let tls = (mode != SslMode::Disable)
-        .then(|| tls::config(mode, uri.sslrootcert.as_deref()).expect("TLS"));
-    PgConnection::open(&uri, &uri.hosts[0], tls.as_ref(), soon()).map_err(|error| error.cause)
+    let tls = (uri.sslmode_for(&uri.hosts[0]) == SslMode::VerifyFull)
+        .then(|| stream::tls_config(uri.sslrootcert.as_deref()).expect("TLS"));
+    let soon = Instant::now() + Duration::from_secs(30);
+    PgConnection::open(&uri, 0, tls.as_ref(), soon)
 }
 
 fn connection() -> PgConnection {
@@ -35,27 +27,13 @@ fn connection() -> PgConnection {
 fn rows(
     connection: &mut PgConnection,
     statement: &str,
-    parameters: &[SqlValue],
-) -> Result<Vec<Vec<SqlValue>>, SqlError> {
+    parameters: &[Value],
+) -> Result<Vec<Vec<Value>>> {
     let mut rows = Vec::new();
-    let mut read = |row: Row| {
-        let mut values = row.values();
-        values.resize(5, SqlValue::Null);
-        rows.push(values);
-    };
-    connection.run_one(
-        Statement::new(statement.to_owned(), parameters),
-        soon(),
-        &mut read,
-    )?;
+    let mut read = |_, row: Row| rows.push(row.values());
+    let statement = Statement::new(statement.to_owned(), parameters);
+    connection.run(None, &[statement], None, STATEMENT_TIMEOUT, &mut read)?;
     Ok(rows)
-}
-
-fn state(error: &SqlError) -> &str {
-    match error {
-        SqlError::Refused { state, .. } => state,
-        _ => "none",
-    }
 }
 
 #[test]
@@ -69,34 +47,34 @@ fn values_come_back_as_they_were_sent() {
         (0, -1e300, "\r\n"),
         (-1, f64::INFINITY, "a"),
     ] {
-        let sent = values![number, real, text, vec![0_u8, 255, 92], None::<i64>];
+        let sent = values![number, real, text, [0_u8, 255, 92], None::<i64>];
         assert_eq!(
             rows(&mut connection, statement, &sent),
             Ok(vec![sent.to_vec()])
         );
     }
-    let nulls = vec![SqlValue::Null; 5];
+    let nulls = vec![Value::Null; 5];
     assert_eq!(
         rows(&mut connection, statement, &nulls),
         Ok(vec![nulls]),
         "prepared with other types"
     );
-    assert_eq!(connection.prepared.len(), 1);
-    assert_eq!(connection.names, 1, "it is prepared once");
+    assert_eq!(connection.prepared.len(), 1, "it is prepared once");
 }
 
 #[test]
 fn statements_in_one_trip_are_one_transaction() {
     let mut connection = connection();
+    let table = "CREATE TEMPORARY TABLE t (x BIGINT PRIMARY KEY)";
     connection
-        .run_text("CREATE TEMPORARY TABLE t (x BIGINT PRIMARY KEY)", soon())
+        .run_text(table, STATEMENT_TIMEOUT)
         .expect("a table");
     let insert = |x: i64| Statement::new("INSERT INTO t VALUES ($1)", values![x]);
     let mut run = |begin, statements: &[Statement]| {
-        connection.run(begin, statements, None, soon(), &mut |_, _| ())
+        connection.run(begin, statements, None, STATEMENT_TIMEOUT, &mut |_, _| ())
     };
     let twice = run(None, &[insert(1), insert(2), insert(1)]).expect_err("a duplicate");
-    assert_eq!(state(&twice), "23505");
+    assert!(twice.text.contains("23505"), "{twice}");
     assert_eq!(
         run(None, &[insert(2), insert(1)]),
         Ok(vec![1, 1]),
@@ -107,7 +85,9 @@ fn statements_in_one_trip_are_one_transaction() {
         Ok(vec![2])
     );
     assert!(!connection.is_usable(), "a transaction is open");
-    connection.run_text("ROLLBACK", soon()).expect("an end");
+    connection
+        .run_text("ROLLBACK", STATEMENT_TIMEOUT)
+        .expect("an end");
     assert!(connection.is_usable());
     assert_eq!(
         rows(&mut connection, "SELECT x FROM t", &[]).map(|rows| rows.len()),
@@ -116,44 +96,39 @@ fn statements_in_one_trip_are_one_transaction() {
 }
 
 #[test]
-fn three_kinds_of_errors() {
+fn how_a_statement_can_end() {
+    #[track_caller]
+    fn check(connection: &mut PgConnection, statement: &str, kind: ProblemKind, text: &str) {
+        let problem = rows(connection, statement, &[]).expect_err(text);
+        assert_eq!(problem.kind, kind, "{problem}");
+        assert!(problem.text.contains(text), "{problem}");
+        let is_lost = kind == ProblemKind::Unknown;
+        assert_eq!(connection.is_usable(), !is_lost, "{problem}");
+    }
     let mut connection = connection();
-    assert_eq!(
-        state(&rows(&mut connection, "SELEC", &[]).expect_err("no SQL")),
-        "42601"
-    );
-    assert!(matches!(
-        rows(&mut connection, "SELECT '\0'", &[]),
-        Err(SqlError::NotSent(_))
-    ));
-    assert!(connection.is_usable(), "both are over");
-    let ended = rows(
-        &mut connection,
-        "SELECT pg_terminate_backend(pg_backend_pid())",
-        &[],
-    );
-    assert!(
-        matches!(&ended, Err(SqlError::Unknown(cause)) if cause.contains("57P01")),
-        "{ended:?}"
-    );
-    assert!(!connection.is_usable());
+    check(&mut connection, "SELEC", ProblemKind::Other, "42601");
+    check(&mut connection, "SELECT '\0'", ProblemKind::Other, "");
+    let sleep = "SELECT CAST(pg_sleep(60) AS TEXT)";
+    check(&mut connection, sleep, ProblemKind::Busy, "57014");
+    let refuse = "DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = '25006'; END $$";
+    check(&mut connection, refuse, ProblemKind::Unavailable, "25006");
+    let end = "SELECT pg_terminate_backend(pg_backend_pid())";
+    check(&mut connection, end, ProblemKind::Unknown, "57P01");
+    // A server that hangs does not cancel the statement in time.
     connection = self::connection();
     let (began, limit) = (Instant::now(), Duration::from_millis(200));
-    let late = connection.run_one(
-        Statement::new("SELECT pg_sleep(60)", []),
-        began + limit,
-        &mut |_| (),
-    );
-    assert!(matches!(late, Err(SqlError::Unknown(_))), "{late:?}");
-    assert!(began.elapsed() >= limit && began.elapsed() < Duration::from_secs(30));
+    let sleep = [Statement::new(sleep, [])];
+    let late = connection.run(None, &sleep, None, limit, &mut |_, _| ());
+    let late = late.expect_err("it is late");
+    assert_eq!(late.kind, ProblemKind::Unknown, "{late}");
+    assert!(began.elapsed() >= limit && began.elapsed() < STATEMENT_TIMEOUT);
 }
 
 #[test]
 fn a_connection_that_the_server_closed_is_noticed() {
     let mut connection = connection();
-    let Ok([SqlValue::Int(pid), ..]) = rows(&mut connection, "SELECT pg_backend_pid()", &[])
-        .map(|rows| <[SqlValue; 5]>::try_from(rows[0].clone()).expect("five"))
-    else {
+    let found = rows(&mut connection, "SELECT pg_backend_pid()", &[]).expect("its pid");
+    let Value::Integer(pid) = found[0][0] else {
         panic!("no pid");
     };
     assert!(connection.is_usable());
@@ -165,27 +140,26 @@ fn a_connection_that_the_server_closed_is_noticed() {
 fn who_is_let_in() {
     let server = PostgresServer::shared();
     let database = server.database();
-    let refused = |uri: String| open(&uri).err().expect("it should be refused");
+    let refused = |uri: String| open(&uri).err().expect("it should be refused").text;
     assert!(refused(database.replace("secret", "wrong")).contains("28P01"));
     assert!(refused(database.replace(":secret", "")).contains("PASSWORD_FILE"));
-    assert!(refused(database.clone() + "&sslmode=require").contains("no TLS"));
+    assert!(refused(database.clone() + "&sslmode=verify-full").contains("no TLS"));
     let name = DatabaseUri::parse(&database).expect("a good URI").database;
     server.psql(&format!(
         "ALTER DATABASE {name} SET default_transaction_read_only = on"
     ));
-    assert!(refused(database.clone()).contains("only reads"));
-    open(&(database + "&target_session_attrs=any")).expect("any server will do");
+    assert!(refused(database).contains("only reads"));
     open(&server.socket_uri()).expect("a Unix socket");
 }
 
 /// Writes a CA and a certificate for localhost that it has signed.
-fn certificates(expires: i32, algorithm: &'static SignatureAlgorithm) -> PathBuf {
+fn certificates(expires: i32) -> PathBuf {
     let folder =
         std::env::temp_dir().join(format!("adriaticum-{}", crate::secret::secret_hex::<8>()));
     fs::create_dir(&folder).expect("a folder");
     let mut ca = CertificateParams::default();
     ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let ca_key = KeyPair::generate_for(algorithm).expect("a key");
+    let ca_key = KeyPair::generate().expect("a key");
     let ca_certificate = ca.self_signed(&ca_key).expect("a CA");
     let mut server = CertificateParams::new(["localhost".into()]).expect("a name");
     server.not_after = rcgen::date_time_ymd(expires, 1, 1);
@@ -204,86 +178,26 @@ fn certificates(expires: i32, algorithm: &'static SignatureAlgorithm) -> PathBuf
 }
 
 #[test]
-fn tls_checks_what_sslmode_says() {
-    let (good, expired) = (
-        certificates(4000, &PKCS_ECDSA_P256_SHA256),
-        certificates(2001, &PKCS_ED25519),
-    );
+fn tls_checks_the_certificate_and_its_name() {
+    let (good, expired) = (certificates(4000), certificates(2001));
     let [server, expired_server] =
         [&good, &expired].map(|folder| PostgresServer::start(Some(folder)));
-    let uri = |server: &PostgresServer, host, mode: &str, ca: &Path| {
+    let uri = |server: &PostgresServer, host, ca: &Path| {
         let ca = ca.join("ca.crt");
         let uri = server.uri.replace("127.0.0.1", host);
-        if mode.is_empty() {
-            uri
-        } else {
-            format!("{uri}&sslmode={mode}&sslrootcert={}", ca.display())
-        }
+        format!("{uri}&sslmode=verify-full&sslrootcert={}", ca.display())
     };
+    let mut connection = open(&uri(&server, "localhost", &good)).expect("a connection");
     let is_encrypted = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
-    for (host, mode) in [
-        ("localhost", "verify-full"),
-        ("localhost", "verify-ca"),
-        ("127.0.0.1", "verify-ca"),
+    let found = rows(&mut connection, is_encrypted, &[]).expect("a row");
+    assert_eq!(found, [[Value::Integer(1)]]);
+    for (server, host, ca, error_text) in [
+        (&server, "127.0.0.1", &good, "not for this name"),
+        (&server, "localhost", &expired, "not signed by a trusted CA"),
+        (&expired_server, "localhost", &expired, "has expired"),
     ] {
-        let mut connection = open(&uri(&server, host, mode, &good)).expect(mode);
-        assert_eq!(
-            rows(&mut connection, is_encrypted, &[]).expect("a row")[0][0],
-            SqlValue::Int(1)
-        );
-    }
-    open(&(uri(&server, "127.0.0.1", "", &good) + "&sslmode=require"))
-        .expect("the password proves the server");
-    // There is no channel binding with Ed25519.
-    let unbound = open(&(expired_server.uri.clone() + "&sslmode=require"))
-        .err()
-        .unwrap_or_default();
-    assert!(unbound.contains("no channel binding"), "{unbound}");
-    for (server, host, mode, ca, error_text) in [
-        (
-            &server,
-            "127.0.0.1",
-            "verify-full",
-            &good,
-            "not for this name",
-        ),
-        (
-            &server,
-            "localhost",
-            "verify-full",
-            &expired,
-            "not signed by a trusted CA",
-        ),
-        (
-            &server,
-            "localhost",
-            "verify-ca",
-            &expired,
-            "not signed by a trusted CA",
-        ),
-        (
-            &expired_server,
-            "localhost",
-            "verify-full",
-            &expired,
-            "has expired",
-        ),
-    ] {
-        let error = open(&uri(server, host, mode, ca)).err().expect(error_text);
-        assert!(error.contains(error_text), "{host} {mode}: {error}");
-    }
-    let without_password =
-        uri(&server, "127.0.0.1", "", &good).replace("adriaticum:secret", "trusted");
-    server.psql("CREATE ROLE trusted LOGIN");
-    server.psql("COPY (SELECT 'host all all 127.0.0.1/32 trust') TO PROGRAM 'cat > pg_hba.conf'");
-    server.psql("SELECT pg_reload_conf()");
-    let refused = || {
-        open(&(without_password.clone() + "&sslmode=require"))
-            .err()
-            .unwrap_or_default()
-    };
-    while !refused().contains("prove who it is") {
-        assert!(refused().contains("PASSWORD_FILE"), "before the reload");
+        let problem = open(&uri(server, host, ca)).err().expect(error_text);
+        assert!(problem.text.contains(error_text), "{host}: {problem}");
     }
     for folder in [good, expired] {
         let _ = fs::remove_dir_all(folder);
