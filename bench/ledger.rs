@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use adriaticum::audit::Actor;
 use adriaticum::database::{Access, DatabaseLocation};
 use adriaticum::id::RequestId;
-use adriaticum::keys::{Key, KeyName, NewKey, Permission};
-use adriaticum::ledger::{LedgerRow, Tokens};
+use adriaticum::keys::{Key, KeyName, KeyTerms, Permission, new_id};
+use adriaticum::ledger::{LedgerRow, Tokens, Writer};
 use adriaticum::secret::SecretDigest;
 use adriaticum::store::Store;
 
@@ -22,19 +22,15 @@ fn key(store: &Store) -> SecretDigest {
         return digest;
     }
     let name = KeyName::parse("benchmark").expect("a good name");
-    let permissions = &[Permission::Completions];
-    let key = NewKey {
-        name: &name,
-        permissions,
-        created: 0,
+    let terms = KeyTerms {
+        permissions: vec![Permission::Completions],
         expires: None,
         concurrent: None,
         budget: None,
     };
-    store
-        .keys
-        .add(secret, &key, &Actor::command("benchmark".into()))
-        .expect("a new key");
+    let by = Actor::command("benchmark".into());
+    let added = store.keys.add(&new_id(), secret, &name, &terms, &by);
+    assert!(added.expect("a new key"), "its id is new");
     digest
 }
 
@@ -63,14 +59,12 @@ fn write(store: &Store, digest: &SecretDigest, end: Instant) -> (u64, Duration, 
     while Instant::now() < end {
         let id = RequestId::now();
         let began = Instant::now();
-        let key = store
-            .keys
-            .find(digest, id.created())
-            .expect("a look-up")
-            .expect("the key");
+        let found = store.keys.find(digest, id.created());
+        let (key, _) = found.expect("a look-up").expect("the key");
         looking_up += began.elapsed();
         let began = Instant::now();
-        store.ledger.append(row(id, key)).expect("a durable row");
+        let appended = store.ledger.append(row(id, key), Some(digest));
+        appended.expect("a durable row");
         appending += began.elapsed();
         rows += 1;
     }
@@ -92,7 +86,9 @@ fn main() {
         counts = vec![1, 2, 4, 8, 16, 32];
     }
     let mut store = Store::open(&database, Access::Create).expect("a database");
-    store.ledger.join("", "").expect("a start");
+    store.join("", "").expect("a start");
+    let writer = Writer::start(&store.ledger, None, |_| ());
+    let _writer = writer.expect("a thread");
     let (digest, store) = (key(&store), Arc::new(store));
     println!("threads     rows/s      look-up           append");
     for threads in counts {

@@ -53,8 +53,11 @@ def with_keys(subject, number):
     """Adds other keys to the database."""
     with contextlib.closing(sqlite3.connect(subject.service.database)) as database, database:
         database.executemany(
-            "INSERT INTO keys (id, digest, name, permissions, created) VALUES (?, ?, ?, 'completions', ?)",
-            ((f"key_{other:016x}", os.urandom(32), f"key {other}", int(time.time())) for other in range(1, number)))
+            "INSERT INTO keys (id, name, permissions, created) VALUES (?, ?, 'completions', ?)",
+            ((f"key_{other:016x}", f"key {other}", int(time.time())) for other in range(1, number)))
+        database.executemany(
+            "INSERT INTO key_secrets (digest, key_id, hint, created) VALUES (?, ?, '', ?)",
+            ((os.urandom(32), f"key_{other:016x}", int(time.time())) for other in range(1, number)))
 
 
 def with_rows(subject, number):
