@@ -201,8 +201,8 @@ impl Audit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::console::session::credentials;
-    use crate::console::session::credentials::{PasswordHash, TokenKind};
+    use crate::console::browsers;
+    use crate::console::password::{self, PasswordHash};
     use crate::keys::{Key, KeyChanged, KeyName, KeyTerms, Permission};
     use crate::secret::SecretDigest;
     use crate::store::Store;
@@ -257,12 +257,12 @@ mod tests {
         };
         for _ in 0..2 {
             assert!(matches!(
-                store.keys.change("key_x", None, edit, &web),
+                store.keys.change("key_x", edit, &web),
                 Ok(KeyChanged::Done)
             ));
         }
         assert!(matches!(
-            store.keys.change("key_none", None, edit, &web),
+            store.keys.change("key_none", edit, &web),
             Ok(KeyChanged::NoSuchKey)
         ));
         let (via, actor, details) = only(store, "key_changed");
@@ -310,13 +310,8 @@ mod tests {
         let temporary = Temporary::sqlite();
         let store = &temporary.store;
         let by = Actor::command("ana".into());
-        let password = PasswordHash {
-            salt: vec![1],
-            hash: vec![2],
-            memory_kib: 8,
-            passes: 1,
-        };
-        credentials::set_password(store, password.clone(), &by).expect("a password");
+        let password = PasswordHash::example(1);
+        password::set(store, password.clone(), &by).expect("a password");
         store.tamper("ALTER TABLE audit RENAME TO elsewhere");
         let name = KeyName::parse("x").expect("a name");
         let terms = KeyTerms::example();
@@ -327,19 +322,13 @@ mod tests {
                 .is_err()
         );
         let edit = |key: &mut Key| key.terms.expires = Some(9);
-        assert!(store.keys.change("key_1", None, edit, &by).is_err());
+        assert!(store.keys.change("key_1", edit, &by).is_err());
         assert!(store.keys.rotate("key_1", "new", None, 9, &by).is_err());
         assert!(store.keys.revoke("key_1", 9, &by).is_err());
-        let tokens = [
-            (SecretDigest::of("a"), TokenKind::Session, 9),
-            (SecretDigest::of("b"), TokenKind::Browser, 9),
-        ];
-        assert!(credentials::sign_in(store, tokens, 1, &password, &by).is_err());
-        let other = PasswordHash {
-            hash: vec![3],
-            ..password.clone()
-        };
-        assert!(credentials::set_password(store, other, &by).is_err());
+        let browser = SecretDigest::of("a");
+        assert!(browsers::sign_in(store, browser, None, 1, &password, &by).is_err());
+        let other = PasswordHash::example(2);
+        assert!(password::set(store, other, &by).is_err());
         let keys = store.keys.list().expect("the keys");
         assert_eq!(keys.len(), 2);
         assert!(
@@ -352,11 +341,8 @@ mod tests {
             .expect("a look-up")
             .expect("the key");
         assert_eq!(ends, None);
-        assert!(!credentials::has_session(store, &tokens[0].0, 1).expect("a look-up"));
-        assert_eq!(
-            credentials::password(store).expect("a look-up"),
-            Some(password)
-        );
+        assert!(!browsers::is_signed_in(store, &browser, 1).expect("a look-up"));
+        assert_eq!(password::stored(store).expect("a look-up"), Some(password));
     }
 
     #[test]
@@ -364,26 +350,16 @@ mod tests {
         let temporary = Temporary::new();
         let store = &temporary.store;
         let web = Actor::console("192.0.2.1".into());
-        let password = PasswordHash {
-            salt: vec![1],
-            hash: vec![2],
-            memory_kib: 8,
-            passes: 1,
-        };
-        credentials::set_password(store, password.clone(), &Actor::command("ana".into()))
-            .expect("a password");
+        let password = PasswordHash::example(1);
+        password::set(store, password.clone(), &Actor::command("ana".into())).expect("a password");
         assert_eq!(only(store, "password_set").1, "ana");
-        let tokens = [
-            (SecretDigest::of("a"), TokenKind::Session, 9),
-            (SecretDigest::of("b"), TokenKind::Browser, 9),
-        ];
-        let wrong = PasswordHash {
-            hash: vec![3],
-            ..password.clone()
+        let sign_in = |password: &PasswordHash| {
+            let browser = SecretDigest::of("a");
+            browsers::sign_in(store, browser, None, 1, password, &web).expect("an answer")
         };
-        assert!(!credentials::sign_in(store, tokens, 1, &wrong, &web).expect("another password"));
+        assert!(!sign_in(&PasswordHash::example(2)), "another password");
         assert!(rows(store).iter().all(|row| row.action != "signed_in"));
-        assert!(credentials::sign_in(store, tokens, 1, &password, &web).expect("a sign-in"));
+        assert!(sign_in(&password));
         assert_eq!(only(store, "signed_in").1, "192.0.2.1");
         store
             .audit
@@ -432,26 +408,20 @@ mod tests {
         let _writer = Writer::start(&store.ledger, None, |_| ()).expect("a thread");
         let by = Actor::console("192.0.2.1".into());
         let name = KeyName::parse("x").expect("a name");
-        let password = PasswordHash {
-            salt: vec![1],
-            hash: vec![2],
-            memory_kib: 8,
-            passes: 1,
-        };
+        let password = PasswordHash::example(1);
         let version = "SELECT CAST(CAST(xmin AS TEXT) AS BIGINT) FROM schema_version";
         let losses = [LOSE_REQUEST, LOSE_ANSWER, LOSE_COMMIT, LOSE_COMMIT_ANSWER];
         for (number, loss) in (1..).zip(losses) {
             let id = format!("key_{number}");
             let terms = KeyTerms::example();
-            let tokens = [TokenKind::Session, TokenKind::Browser]
-                .map(|kind| (SecretDigest::of(&format!("{kind:?} {number}")), kind, 9));
+            let browser = SecretDigest::of(&id);
             let changes: [(&str, &dyn Fn() -> Result<bool>); 6] = [
                 ("key_created", &|| {
                     store.keys.add(&id, &id, &name, &terms, &by)
                 }),
                 ("key_changed", &|| {
                     let edit = |key: &mut Key| key.name = "y".into();
-                    let changed = store.keys.change(&id, None, edit, &by)?;
+                    let changed = store.keys.change(&id, edit, &by)?;
                     Ok(matches!(changed, KeyChanged::Done))
                 }),
                 ("key_rotated", &|| {
@@ -463,10 +433,10 @@ mod tests {
                     Ok(matches!(revoked, KeyChanged::Done))
                 }),
                 ("password_set", &|| {
-                    credentials::set_password(&store, password.clone(), &by).map(|()| true)
+                    password::set(&store, password.clone(), &by).map(|()| true)
                 }),
                 ("signed_in", &|| {
-                    credentials::sign_in(&store, tokens, 9, &password, &by)
+                    browsers::sign_in(&store, browser, None, 9, &password, &by)
                 }),
             ];
             for (action, change) in changes {

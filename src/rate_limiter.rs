@@ -20,19 +20,13 @@ impl RateLimiter {
         }
     }
 
+    /// Takes one, if there is one.
     pub fn allow(&mut self, now: Instant) -> bool {
-        self.take(0, now).is_ok()
-    }
-
-    /// Takes one and leaves at least `reserve`, or returns the time to wait for that.
-    pub fn take(&mut self, reserve: u32, now: Instant) -> Result<(), Duration> {
-        match self.wait(reserve, now) {
-            Duration::ZERO => {
-                self.full_at = Some(self.full_at.map_or(now, |at| at.max(now)) + self.interval);
-                Ok(())
-            }
-            wait => Err(wait),
+        let is_left = self.wait(0, now).is_zero();
+        if is_left {
+            self.full_at = Some(self.full_at.map_or(now, |at| at.max(now)) + self.interval);
         }
+        is_left
     }
 
     /// The time until one can be taken that leaves at least `reserve`.
@@ -41,10 +35,6 @@ impl RateLimiter {
             .full_at
             .map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
         (used + (1 + reserve) * self.interval).saturating_sub(self.burst * self.interval)
-    }
-
-    pub fn give_back(&mut self) {
-        self.full_at = self.full_at.and_then(|at| at.checked_sub(self.interval));
     }
 
     pub fn is_full(&self, now: Instant) -> bool {
@@ -75,17 +65,14 @@ mod tests {
     }
 
     #[test]
-    fn a_reserve_is_left_and_what_is_given_back_can_be_taken_again() {
+    fn a_reserve_is_left() {
         let (mut limiter, now) = (RateLimiter::new(5, Duration::from_secs(2)), Instant::now());
         assert!(limiter.is_full(now));
-        assert_eq!((0..9).filter(|_| limiter.take(3, now).is_ok()).count(), 2);
-        assert_eq!(limiter.take(3, now), Err(Duration::from_secs(2)));
-        assert_eq!(limiter.wait(4, now), Duration::from_secs(4));
-        assert!(limiter.take(0, now).is_ok() && !limiter.is_full(now));
-        limiter.give_back();
-        assert_eq!(limiter.take(3, now), Err(Duration::from_secs(2)));
-        limiter.give_back();
-        assert!(limiter.take(3, now).is_ok());
-        assert!(limiter.is_full(now + Duration::from_secs(4)));
+        for left in (0..5).rev() {
+            assert!(limiter.wait(left, now).is_zero() && limiter.allow(now));
+            assert_eq!(limiter.wait(left, now), Duration::from_secs(2));
+        }
+        assert!(!limiter.is_full(now));
+        assert!(limiter.is_full(now + Duration::from_secs(10)));
     }
 }

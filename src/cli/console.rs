@@ -8,7 +8,7 @@ use super::audit::actor;
 use super::error::{CliError, failed};
 use super::open_store::open_with;
 use crate::config::Config;
-use crate::console::session::{credentials, password};
+use crate::console::password;
 use crate::database::Access;
 
 /// Set the console's password
@@ -30,7 +30,7 @@ pub(super) fn set_password(config: &Config) -> Result<(), CliError> {
             "the two passwords differ. Nothing was changed.",
         ));
     }
-    credentials::set_password(&store, password::hash(&text), &actor())?;
+    password::set(&store, password::hash(&text), &actor())?;
     let database = config.database_name();
     eprintln!("The password is set in {database}. All console sessions have ended: sign in again.");
     Ok(())

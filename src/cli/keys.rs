@@ -417,7 +417,7 @@ fn change(
     id: &str,
     edit: impl Fn(&mut Key) + Send + 'static,
 ) -> Result<(), CliError> {
-    match store.keys.change(id, None, edit, &actor())? {
+    match store.keys.change(id, edit, &actor())? {
         KeyChanged::Done => Ok(()),
         KeyChanged::NoSuchKey | KeyChanged::Meanwhile(_) => Err(no_such_key(id, false)),
     }

@@ -10,17 +10,6 @@ use crate::database::ProblemKind;
 use crate::http::Response;
 use crate::logging;
 
-/// A page that requests an address again, now from within this site.
-pub fn reload_from_here(address: &str) -> Response {
-    let content = html! {
-        main.narrow {
-            h1 { "One moment" }
-            p { "If nothing happens, " a href=(address) { "go on to the page" } "." }
-        }
-    };
-    plain_page(200, "One moment", &content).with("refresh", format!("0; url={address}"))
-}
-
 /// The only page of a console without a password.
 pub fn no_password(command: &str) -> Response {
     let content = html! {
@@ -47,10 +36,10 @@ pub fn error(operator: Option<&Operator>, peer: Option<IpAddr>, error: &PageErro
         ),
         PageError::Method => (405, "Not possible here", "Nothing was changed."),
         PageError::TooLarge => (413, "The form is too large", "It has more than 16 KiB."),
-        PageError::Stale => (
-            403,
-            "The form was too old",
-            "You have signed in again since it was loaded. Nothing was changed.",
+        PageError::IncompleteForm => (
+            400,
+            "The form is incomplete",
+            "Nothing was changed. Load its page again.",
         ),
         PageError::Foreign => (
             403,
@@ -103,12 +92,7 @@ pub fn error(operator: Option<&Operator>, peer: Option<IpAddr>, error: &PageErro
             @if let PageError::LargeExport(command) = error {
                 (copy_box("Command", "command", command))
             }
-            p {
-                @match (error, operator) {
-                    (PageError::Stale, Some(Operator { request, .. })) => a href=(request.typed_address()) { "Back to the form" },
-                    _ => a href="/" { "Back to API keys" },
-                }
-            }
+            p { a href="/" { "Back to API keys" } }
         }
     };
     let response = match operator {

@@ -4,7 +4,6 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::html::assets::{ICON, SCRIPT, STYLE};
 use super::page::Operator;
-use super::session::cookies;
 use super::status::verdict;
 use crate::http::Response;
 use crate::when::Zone;
@@ -49,7 +48,6 @@ pub fn operator_page(
             }
         }
         form.out method="post" action="/sign-out" {
-            (form_token(operator.session))
             button.quiet type="submit" { "Sign out" }
         }
     };
@@ -117,7 +115,7 @@ pub fn headers(response: Response) -> Response {
         .with("x-content-type-options", "nosniff")
         .with("x-frame-options", "DENY")
         .with("cache-control", "no-store")
-        .with("referrer-policy", "no-referrer")
+        .with("referrer-policy", "same-origin")
         .with("cross-origin-opener-policy", "same-origin")
         .with("cross-origin-resource-policy", "same-origin")
 }
@@ -135,10 +133,4 @@ pub fn copy_box(title: &str, id: &str, text: &str) -> Markup {
             button type="button" data-copy=(id) hidden { "Copy" }
         }
     }
-}
-
-/// The hidden field that protects every form against requests from other sites. It is bound to the
-/// session's cookie.
-pub fn form_token(cookie: &str) -> Markup {
-    html! { input type="hidden" name="token" value=(cookies::form_token(cookie)); }
 }

@@ -1,16 +1,18 @@
 //! The console: server-rendered pages for the operator, on a host of their own.
 //!
-//! The steps of a request: assets, monitoring endpoints, is a password set, origin, session, the
-//! form's token, the page.
+//! The steps of a request: assets, monitoring endpoints, is a password set, the form's origin,
+//! session, the page.
 
 mod audit;
+pub mod browsers;
 mod error_pages;
 mod html;
 mod keys;
 mod layout;
 mod page;
+pub mod password;
 mod requests;
-pub mod session;
+mod sign_in;
 mod state;
 mod status;
 mod usage;
@@ -19,12 +21,12 @@ use std::net::IpAddr;
 use std::panic::{self, AssertUnwindSafe};
 
 use self::page::{Operator, PageError, PageRequest, PageResult};
-use self::session::{credentials, sign_in};
+use self::sign_in::SignInSource;
 pub use self::state::Console;
 use crate::api::head;
 use crate::error::Failure;
 use crate::http::{ClientInfo, RequestHead, Response};
-use crate::listener::{Admission, Dispatcher, Lane, PendingRequest, Service};
+use crate::listener::{Admission, Area, Dispatcher, Lane, PendingRequest, Service};
 use crate::logging;
 use crate::monitoring::MonitoringEndpoints;
 use crate::secret::SecretDigest;
@@ -43,16 +45,29 @@ impl Service for Console {
             && (is_allowed || MonitoringEndpoints::is_probe(head))
     }
 
-    /// The place of a request in the queue, from its head, without a database look-up.
+    /// The place of a request in the queue, from its head, without a database look-up. A known
+    /// browser has a lane of its own and so have the clients on this host: clients elsewhere can
+    /// neither delay them nor take their places.
     fn admit(&self, client: &ClientInfo, head: &RequestHead) -> Result<Admission, Response> {
         if let Some(response) = self.monitoring.probe(head) {
             return Err(response);
         }
-        let mut admission = self.browsers.admit(*client, head);
-        if MonitoringEndpoints::takes_key(head) {
-            admission.credential = head::digest(head).ok();
-        }
-        Ok(admission)
+        let browser = browsers::presented(*client, head);
+        let (lane, network) = match self.sign_in_source(*client, browser) {
+            SignInSource::KnownBrowser(digest) => (Some(hex::encode(digest.0).into()), None),
+            SignInSource::ThisHost => (Some("this host".into()), None),
+            SignInSource::Elsewhere(network) => (None, network),
+        };
+        let credential = match MonitoringEndpoints::takes_key(head) {
+            true => head::digest(head).ok(),
+            false => browser,
+        };
+        Ok(Admission {
+            area: Area::Console,
+            credential,
+            lane,
+            network,
+        })
     }
 
     fn look_up(&self, _: &PendingRequest) -> Result<Lane, Response> {
@@ -90,32 +105,39 @@ impl Console {
     fn page(&self, pending: &PendingRequest, dispatcher: &Dispatcher) -> PageResult {
         let http = &pending.request;
         let request = PageRequest::read(http)?;
-        let Some(password) = credentials::password(&self.store)? else {
+        let Some(password) = password::stored(&self.store)? else {
             let is_local = http.client.is_local();
             let command = self.config.command("console password", is_local);
             return Ok(error_pages::no_password(&command));
         };
         request.check_origin()?;
-        self.browsers.look_up(&self.store, http);
-        let session = request.session(&self.store)?;
-        match session {
-            // Its requests have a lane of their own from now on.
-            Some(cookie) => {
-                let lane = hex::encode(SecretDigest::of(cookie).0);
-                dispatcher.authenticate(pending, &lane, None);
-            }
-            None => dispatcher.forget(pending),
+        let browser = request.browser();
+        if browser.is_some_and(|browser| !self.browsers.contains(&browser)) {
+            // If it is known to another gateway, its next request has a lane. On an error it stays
+            // unknown: the page itself reports a failing database.
+            let _ = self.browsers.refresh(&self.store);
         }
+        let session = match browser {
+            Some(browser) if browsers::is_signed_in(&self.store, &browser, request.now)? => {
+                // From now on, two of its requests may run at the same time.
+                dispatcher.authenticate(pending, &hex::encode(browser.0), None);
+                Some(browser)
+            }
+            _ => {
+                dispatcher.forget(pending);
+                None
+            }
+        };
         match (request.method, request.path, session) {
             ("GET", "/sign-in", None) => Ok(sign_in::form(self, &request, None)),
             ("POST", "/sign-in", _) => sign_in::submit(self, &request, &password),
             ("GET", "/sign-in", Some(_)) => Ok(layout::redirect("/")),
             (_, _, None) => Ok(sign_in::redirect_to_sign_in(&request)),
-            (_, _, Some(session)) => {
+            (_, _, Some(browser)) => {
                 let operator = Operator {
                     console: self,
                     request: &request,
-                    session,
+                    browser,
                 };
                 let page = signed_in(&operator);
                 Ok(page.unwrap_or_else(|error| {
@@ -124,13 +146,16 @@ impl Console {
             }
         }
     }
+
+    /// The client of a request, as far as its browser is known here.
+    fn sign_in_source(&self, client: ClientInfo, browser: Option<SecretDigest>) -> SignInSource {
+        let known = browser.filter(|browser| self.browsers.contains(browser));
+        SignInSource::new(client, known)
+    }
 }
 
 fn signed_in(operator: &Operator) -> PageResult {
     let request = operator.request;
-    if request.method == "POST" && !request.has_form_token(operator.session) {
-        return Err(PageError::Stale);
-    }
     let parts: Vec<&str> = request.path.trim_start_matches('/').split('/').collect();
     match (request.method, parts.as_slice()) {
         ("GET", [""]) => Ok(layout::redirect("/keys")),

@@ -1,39 +1,16 @@
-//! The request for a page: its fields, origin and session; and the result, a response or an error.
+//! The request for a page: its fields, origin and browser; and the result, a response or an error.
 
+use super::browsers;
 use super::html::form::{Form, link};
-use super::session::cookies::{self, BROWSER, SESSION, form_token};
-use super::session::credentials;
 use super::state::Console;
 use crate::audit::Actor;
 use crate::database::Problem;
 use crate::http::{Request, Response};
-use crate::secret::{SecretDigest, contains_secret};
-use crate::store::Store;
+use crate::secret::SecretDigest;
 use crate::when;
 
 /// The most bytes of a form: names and passwords are short.
 const MAX_FORM: usize = 16 * 1024;
-
-/// The longest address that carries what was typed into a form.
-const MAX_TYPED_ADDRESS: usize = 2 * 1024;
-
-/// The field of such an address that has the token of this browser, so that no other site's link
-/// fills a form in.
-const TYPED: &str = "typed";
-
-/// The fields of a key's form that such an address keeps: those that a person fills in, and those
-/// that the result depends on.
-const KEPT_FIELDS: [&str; 9] = [
-    "name",
-    "permission",
-    "expires",
-    "date",
-    "concurrent",
-    "budget",
-    "budget_per",
-    "loaded",
-    "version",
-];
 
 pub struct PageRequest<'a> {
     pub http: &'a Request,
@@ -49,8 +26,7 @@ pub struct PageRequest<'a> {
 pub struct Operator<'a> {
     pub console: &'a Console,
     pub request: &'a PageRequest<'a>,
-    /// The cookie of the session.
-    pub session: &'a str,
+    pub browser: SecretDigest,
 }
 
 impl<'a> PageRequest<'a> {
@@ -82,64 +58,26 @@ impl<'a> PageRequest<'a> {
         link(path, self.query.pairs())
     }
 
-    /// The address of the page of a form that was sent without its session, with what was typed.
-    pub fn typed_address(&self) -> String {
-        let path = match self.path {
-            "/keys" => "/keys/new",
-            "/sign-out" => "/",
-            path => path,
-        };
-        let is_typed =
-            |(name, value): &(&str, &str)| KEPT_FIELDS.contains(name) && !contains_secret(value);
-        let mut fields: Vec<(&str, &str)> = self.form.pairs().filter(is_typed).collect();
-        let token = self.cookie(BROWSER).map(form_token).unwrap_or_default();
-        if !fields.is_empty() {
-            fields.push((TYPED, &token));
-        }
-        let address = link(path, self.query.pairs().chain(fields));
-        if address.len() > MAX_TYPED_ADDRESS {
-            path.to_owned()
-        } else {
-            address
-        }
-    }
-
-    /// The fields of a form, from such an address.
-    pub fn typed(&self) -> Option<&Form> {
-        let is_ours = |cookie: &str| self.query.get(TYPED) == form_token(cookie);
-        self.cookie(BROWSER)
-            .is_some_and(is_ours)
-            .then_some(&self.query)
-    }
-
-    /// Refuses a form that another site's page sent. Browsers send the origin `null` for a page
-    /// with `no-referrer`, as ours are; `sec-fetch-site` then identifies the site. The form's token
-    /// is checked in addition.
+    /// Refuses a form that another site's page sent. Browsers say in `Sec-Fetch-Site` which site
+    /// sent it; those that do not, by plain HTTP or because they are old, name its origin.
     pub fn check_origin(&self) -> Result<(), PageError> {
         let head = &self.http.head;
-        let is_ours = |origin: &[u8]| match str::from_utf8(origin) {
-            Ok("null") => true,
-            Ok(origin) => origin.split_once("://").is_some_and(|(scheme, authority)| {
-                matches!(scheme, "http" | "https")
-                    && authority.eq_ignore_ascii_case(head.authority())
-            }),
-            Err(_) => false,
+        let scheme = if self.http.client.secure {
+            "https"
+        } else {
+            "http"
         };
-        let is_ours = head.header("origin").count() <= 1
-            && head.header("origin").all(is_ours)
-            && head
-                .header("sec-fetch-site")
-                .all(|site| site == b"same-origin");
-        if self.method == "POST" && !is_ours {
-            return Err(PageError::Foreign);
+        let origin = format!("{scheme}://{}", head.authority());
+        let is = |name: &str, own: &str| {
+            let mut values = head.header(name).peekable();
+            values.peek()?;
+            Some(values.all(|value| value.eq_ignore_ascii_case(own.as_bytes())))
+        };
+        let is_ours = is("sec-fetch-site", "same-origin").or_else(|| is("origin", &origin));
+        match (self.method, is_ours) {
+            ("GET", _) | (_, Some(true)) => Ok(()),
+            _ => Err(PageError::Foreign),
         }
-        Ok(())
-    }
-
-    /// True if the browser followed a link on another site's page: it then sends no cookie.
-    pub fn is_from_elsewhere(&self) -> bool {
-        let mut sites = self.http.head.header("sec-fetch-site");
-        self.method == "GET" && sites.any(|site| matches!(site, b"cross-site" | b"same-site"))
     }
 
     /// The address for the log.
@@ -152,21 +90,9 @@ impl<'a> PageRequest<'a> {
         Actor::console(self.client())
     }
 
-    pub fn cookie(&self, name: &str) -> Option<&'a str> {
-        cookies::find(self.http.client, &self.http.head, name)
-    }
-
-    /// Returns the cookie of the session, if it is valid.
-    pub fn session(&self, store: &Store) -> Result<Option<&'a str>, PageError> {
-        let Some(cookie) = self.cookie(SESSION) else {
-            return Ok(None);
-        };
-        let is_valid = credentials::has_session(store, &SecretDigest::of(cookie), self.now)?;
-        Ok(is_valid.then_some(cookie))
-    }
-
-    pub fn has_form_token(&self, cookie: &str) -> bool {
-        self.form.get("token") == form_token(cookie)
+    /// The browser that sent the request, which may be unknown.
+    pub fn browser(&self) -> Option<SecretDigest> {
+        browsers::presented(self.http.client, &self.http.head)
     }
 }
 
@@ -180,8 +106,8 @@ pub enum PageError {
     /// A method that the address does not take.
     Method,
     TooLarge,
-    /// A form of a session that has ended.
-    Stale,
+    /// A form without a field that our page fills in.
+    IncompleteForm,
     /// A form that another site sent.
     Foreign,
     Store(Problem),

@@ -4,8 +4,8 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use super::session::browsers::KnownBrowsers;
-use super::session::throttle::SignInThrottle;
+use super::browsers::KnownBrowsers;
+use super::sign_in::SignInThrottle;
 use super::status::check_runner::CheckRunner;
 use crate::config::Config;
 use crate::database::Problem;

@@ -187,7 +187,7 @@ mod tests {
         let change = move |key: &mut Key| key.terms.budget = budget;
         let done = store
             .keys
-            .change("key_1", None, change, &Actor::command("ana".into()));
+            .change("key_1", change, &Actor::command("ana".into()));
         assert!(matches!(done, Ok(KeyChanged::Done)));
     }
 

@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::database::{Result, Row, Value, values};
 use crate::id::has_shape;
 use crate::keys::Budget;
-use crate::secret::{SecretDigest, contains_secret};
+use crate::secret::contains_secret;
 use crate::text::{count, grouped, is_unprintable, words};
 use crate::when::{DAY, Date, Zone};
 
@@ -74,13 +74,6 @@ fn time_or_never(time: Option<i64>, zone: &Zone) -> String {
 }
 
 impl Key {
-    /// The version of everything that can be changed about a key. A form that shows the key carries
-    /// it, so that a save does not overwrite a later change.
-    pub fn version(&self) -> String {
-        let all = format!("{:?}", (self.terms.values(&self.name), self.revoked));
-        hex::encode(&SecretDigest::of(&all).0[..8])
-    }
-
     /// Describes the properties that are different in another state of the key.
     pub(super) fn differences(&self, after: &Self, zone: &Zone) -> String {
         let properties = |key: &Self| {

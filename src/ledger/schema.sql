@@ -118,11 +118,11 @@ CREATE TABLE console_password (
     passes     {INT}  NOT NULL
 ) {STRICT};
 
--- The console's sessions, and browsers from which the operator signed in before: those are throttled less.
-CREATE TABLE console_tokens (
-    digest  {BLOB} NOT NULL PRIMARY KEY, -- SHA-256 of the cookie's 256 random bits
-    kind    {TEXT} NOT NULL,             -- session or browser
-    expires {INT}  NOT NULL
+-- The browsers from which the operator signed in to the console. For 90 days they are known, which gives no access.
+CREATE TABLE console_browsers (
+    digest       {BLOB} NOT NULL PRIMARY KEY, -- SHA-256 of the cookie's 256 random bits: a sign-in makes a new one
+    signed_in    {INT}  NOT NULL,
+    session_ends {INT}                        -- 12 hours later; null: ended by a sign-out, a new password or a restore
 ) {CLUSTERED};
 
 -- Who changed what. The program inserts rows, and neither changes nor removes them.

@@ -70,7 +70,7 @@ pub fn restore(
     }
     let audit = NewAuditRow::new("database_restored", by);
     replacement.change(|session| {
-        session.execute("DELETE FROM console_tokens WHERE kind = 'session'", &[])?;
+        session.execute("UPDATE console_browsers SET session_ends = NULL", &[])?;
         audit.insert(session, None, &format!("a backup with {rows}{of_newest}"))
     })?;
     let (kept, unsynced) = replacement.put_in_place()?;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rusqlite::types::Value;
 use rustix::process::Signal;
 use serde_json::json;
 
@@ -13,14 +14,13 @@ use crate::support::{
 
 pub const PASSWORD: &str = "correct horse battery staple";
 
-/// A browser's side of it: cookies, and the token of the last form.
+/// A browser's side of it, with its cookies.
 #[derive(Clone)]
 pub struct Browser<'a> {
     pub server: &'a Server,
     /// The address that it connects from.
     pub source: [u8; 4],
     pub cookies: Vec<(String, String)>,
-    token: String,
 }
 
 impl<'a> Browser<'a> {
@@ -29,7 +29,6 @@ impl<'a> Browser<'a> {
             server,
             source: [127, 0, 0, 1],
             cookies: Vec::new(),
-            token: String::new(),
         }
     }
 
@@ -51,23 +50,12 @@ impl<'a> Browser<'a> {
         self.send("GET", path, "", "")
     }
 
-    /// Sends a form with the token of the page that was loaded last.
+    /// Sends a form of our own page.
     pub fn post(&mut self, path: &str, fields: &[(&str, &str)]) -> Reply {
-        let token = self.token.clone();
-        self.post_with_token(path, &token, fields)
+        self.post_with(path, "Sec-Fetch-Site: same-origin\r\n", fields)
     }
 
-    pub fn post_with_token(&mut self, path: &str, token: &str, fields: &[(&str, &str)]) -> Reply {
-        let mut all = vec![("token", token)];
-        all.extend(fields);
-        self.post_bare(
-            path,
-            "Origin: null\r\nSec-Fetch-Site: same-origin\r\n",
-            &all,
-        )
-    }
-
-    fn post_bare(&mut self, path: &str, headers: &str, fields: &[(&str, &str)]) -> Reply {
+    fn post_with(&mut self, path: &str, headers: &str, fields: &[(&str, &str)]) -> Reply {
         let body: Vec<String> = fields
             .iter()
             .map(|(name, value)| format!("{name}={}", encode(value)))
@@ -101,9 +89,6 @@ impl<'a> Browser<'a> {
                 .expect("a cookie");
             self.cookies.retain(|(known, _)| known != name);
             self.cookies.push((name.into(), value.into()));
-        }
-        if let Some((_, rest)) = reply.text().split_once("name=\"token\" value=\"") {
-            self.token = rest[..64].to_owned();
         }
         reply
     }
@@ -248,7 +233,7 @@ fn every_page_has_its_headers() {
         for (name, value) in [
             ("x-content-type-options", "nosniff"),
             ("cache-control", "no-store"),
-            ("referrer-policy", "no-referrer"),
+            ("referrer-policy", "same-origin"),
             ("x-frame-options", "DENY"),
         ] {
             assert_eq!(reply.header(name), Some(value), "{path}: {name}");
@@ -336,14 +321,14 @@ fn signing_in_and_out() {
         .filter(|line| line.starts_with("set-cookie: "))
     {
         assert!(
-            line.contains("; HttpOnly; SameSite=Strict") && line.contains("Path=/;"),
+            line.contains("; HttpOnly; SameSite=Lax") && line.contains("Path=/;"),
             "{line}"
         );
     }
     let cookie = browser
         .cookies
         .iter()
-        .find(|(name, _)| name == "adriaticum_session")
+        .find(|(name, _)| name == "adriaticum_browser")
         .expect("a session")
         .1
         .clone();
@@ -365,7 +350,7 @@ fn signing_in_and_out() {
     assert_eq!(
         browser.get("/keys").status,
         303,
-        "the token is worth nothing afterwards"
+        "the cookie opens nothing afterwards"
     );
     for next in ["https://evil.test/", "//evil.test", "/\\evil.test"] {
         let mut browser = Browser::new(&server);
@@ -446,8 +431,11 @@ fn https_has_cookies_of_its_own() {
             .header("strict-transport-security")
             .is_some()
     );
-    let body = format!("token={}&password={}", browser.token, encode(PASSWORD));
-    let reply = browser.send("POST", "/sign-in", https, &body);
+    let body = format!("password={}", encode(PASSWORD));
+    let from = |origin: &str| format!("{https}Origin: {origin}://console.localhost:8080\r\n");
+    let reply = browser.send("POST", "/sign-in", &from("http"), &body);
+    assert_eq!(reply.status, 403, "plain HTTP is another site");
+    let reply = browser.send("POST", "/sign-in", &from("https"), &body);
     assert_eq!(reply.status, 303, "{}", reply.text());
     assert!(
         server
@@ -461,13 +449,13 @@ fn https_has_cookies_of_its_own() {
         .lines()
         .filter_map(|line| line.strip_prefix("set-cookie: "))
         .collect();
-    assert_eq!(lines.len(), 2);
-    for line in lines {
-        assert!(
-            line.starts_with("__Host-adriaticum_") && line.ends_with("; Secure"),
-            "{line}"
-        );
-    }
+    let [line] = lines[..] else {
+        panic!("one cookie: {lines:?}")
+    };
+    assert!(
+        line.starts_with("__Host-adriaticum_browser=") && line.ends_with("; Secure"),
+        "{line}"
+    );
     assert_eq!(browser.send("GET", "/keys", https, "").status, 200);
     assert_eq!(
         browser.get("/keys").status,
@@ -485,88 +473,82 @@ fn https_has_cookies_of_its_own() {
 }
 
 #[test]
-fn a_session_ends_after_twelve_hours() {
+fn a_cookie_of_thirteen_hours_opens_nothing_and_does_not_revive() {
     let server = with_console(None);
     let mut browser = Browser::signed_in(&server);
-    let expires = server.query("SELECT expires FROM console_tokens WHERE kind = 'session'");
-    let rusqlite::types::Value::Integer(expires) = expires[0][0] else {
-        panic!("a time in seconds")
+    let row = server.query("SELECT session_ends - signed_in, signed_in FROM console_browsers");
+    let [Value::Integer(lifetime), Value::Integer(signed_in)] = row[0][..] else {
+        panic!("times in seconds: {row:?}")
     };
-    let now = std::time::UNIX_EPOCH
-        .elapsed()
-        .expect("a time after 1970")
-        .as_secs() as i64;
-    let left = expires - now;
-    assert!((12 * 3600 - 60..=12 * 3600).contains(&left), "{left}");
+    let now = std::time::UNIX_EPOCH.elapsed();
+    let now = now.expect("a time after 1970").as_secs() as i64;
+    assert!((now - 60..=now).contains(&signed_in), "{signed_in}");
+    assert_eq!(lifetime, 12 * 3600);
     assert_eq!(browser.get("/keys").status, 200);
-    server.query(&format!(
-        "UPDATE console_tokens SET expires = {now} RETURNING 1"
-    ));
-    assert_eq!(browser.get("/keys").status, 303);
+    let thirteen_hours_later = "UPDATE console_browsers
+        SET signed_in = signed_in - 46800, session_ends = session_ends - 46800 RETURNING 1";
+    server.query(thirteen_hours_later);
+    let mut old = browser.clone();
+    for path in ["/", "/keys", "/usage", "/requests", "/status", "/audit"] {
+        assert_eq!(old.get(path).status, 303, "{path}");
+    }
+    assert_eq!(old.post("/keys", &[("name", "x")]).status, 303);
+    let reply = browser.post("/sign-in", &[("password", PASSWORD)]);
+    assert_eq!(reply.status, 303);
+    assert_ne!(browser.cookies, old.cookies, "every sign-in has its own");
+    assert_eq!(browser.get("/keys").status, 200);
+    assert_eq!(old.get("/keys").status, 303, "the old one stays old");
+    let rows = server.query("SELECT 1 FROM console_browsers");
+    assert_eq!(rows.len(), 1, "one browser, one row");
+    // A copy of a cookie ends when its browser signs in again.
+    let mut copy = browser.clone();
+    assert_eq!(copy.get("/keys").status, 200);
+    browser.post("/sign-in", &[("password", PASSWORD)]);
+    assert_eq!(copy.get("/keys").status, 303);
+    assert_eq!(browser.get("/keys").status, 200);
 }
 
 #[test]
 fn a_form_from_elsewhere_changes_nothing() {
     let server = with_console(None);
     let mut browser = Browser::signed_in(&server);
-    let (token, once) = (browser.token.clone(), "0".repeat(32));
+    let once = "0".repeat(32);
     let form = [
-        ("token", token.as_str()),
         ("name", "x"),
         ("permission", "completions"),
         ("once", once.as_str()),
     ];
+    let sign_in = [("password", PASSWORD)];
     for headers in [
+        "",
+        "Origin: null\r\n",
         "Origin: http://evil.test\r\n",
+        "Origin: https://console.localhost:8080\r\n",
         "Origin: http://console.localhost:9999\r\n",
+        "Origin: http://console.localhost\r\n",
         "Origin: http://api.test:8080\r\n",
         "Origin: null\r\nSec-Fetch-Site: cross-site\r\n",
         "Origin: http://console.localhost:8080\r\nSec-Fetch-Site: same-site\r\n",
+        "Origin: http://console.localhost:8080\r\nSec-Fetch-Site: none\r\n",
         "Origin: http://console.localhost:8080\r\nOrigin: http://evil.test\r\n",
+        "Sec-Fetch-Site: same-origin\r\nSec-Fetch-Site: cross-site\r\n",
     ] {
-        assert_eq!(
-            browser.post_bare("/keys", headers, &form).status,
-            403,
-            "{headers}"
-        );
+        let keys = browser.post_with("/keys", headers, &form).status;
+        // Else another site could sign its visitor in, or out.
+        let sign_out = browser.post_with("/sign-out", headers, &[]).status;
+        let sign_in = Browser::new(&server).post_with("/sign-in", headers, &sign_in);
+        assert_eq!([keys, sign_out, sign_in.status], [403; 3], "{headers}");
     }
-    for token in ["", "0".repeat(64).as_str()] {
-        let form = [
-            ("token", token),
-            ("name", "x"),
-            ("permission", "completions"),
-            ("once", once.as_str()),
-        ];
-        let reply = browser.post_bare("/keys", "Origin: http://console.localhost:8080\r\n", &form);
-        assert_eq!(reply.status, 403, "a stale token");
-    }
-    let cookie = browser.cookies.clone();
-    let mut other = Browser::signed_in(&server);
-    other.cookies = cookie;
-    let foreign = other.token.clone();
-    other.token = String::new();
-    let form_of_other = [
-        ("token", foreign.as_str()),
-        ("name", "x"),
-        ("permission", "completions"),
-        ("once", once.as_str()),
-    ];
-    assert_eq!(
-        other.post_bare("/keys", "", &form_of_other).status,
-        403,
-        "the token of another session"
-    );
-    let mut visitor = Browser::new(&server);
-    assert_eq!(
-        visitor
-            .post_bare("/sign-in", "", &[("password", PASSWORD)])
-            .status,
-        403,
-        "sign-in has a token too"
-    );
     assert_eq!(server.stdout_of(&["keys", "list", "--json"]).trim(), "[]");
-    let reply = browser.post_bare("/keys", "Origin: http://console.localhost:8080\r\n", &form);
-    assert_eq!(reply.status, 200, "and our own is taken");
+    for (headers, status) in [
+        ("Origin: http://console.localhost:8080\r\n", 200),
+        ("Sec-Fetch-Site: same-origin\r\n", 303),
+    ] {
+        let reply = browser.post_with("/keys", headers, &form);
+        assert_eq!(reply.status, status, "our own is taken: {headers}");
+    }
+    let linked = browser.send("GET", "/usage", "Sec-Fetch-Site: cross-site\r\n", "");
+    assert_eq!(linked.status, 200, "a link of another site opens the page");
 }
 
 #[test]
@@ -648,16 +630,15 @@ fn a_form_that_is_sent_twice_creates_one_key() {
     };
     assert_eq!((statuses(200), statuses(303)), (2, 6));
     assert_eq!(server.query("SELECT id FROM keys").len(), 2);
-    assert_eq!(send(&browser, "not one of ours").status, 403);
+    assert_eq!(send(&browser, "not one of ours").status, 400);
 
     // A restart forgets nothing.
-    let (cookies, token) = (browser.cookies, browser.token);
+    let cookies = browser.cookies;
     server.signal(Signal::TERM);
     server.wait();
     let server = server.start();
     let browser = Browser {
         cookies,
-        token,
         ..Browser::new(&server)
     };
     assert_eq!(send(&browser, &tabs[0]).status, 303);

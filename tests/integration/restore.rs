@@ -91,7 +91,7 @@ fn a_drill_with_keys_created_changed_rotated_and_revoked_since_the_backup() {
     let [stays, revoked, renamed, narrowed, rotated, overlapping] = &keys;
     keys.iter()
         .for_each(|(secret, _)| _ = server.post(secret, &chat("x")).is_completion());
-    server.query("INSERT INTO console_tokens VALUES (x'01', 'session', 9999999999) RETURNING 1");
+    server.query("INSERT INTO console_browsers VALUES (x'01', 1, 9999999999) RETURNING 1");
     server.stdout_of(&["backup", "copy.db"]);
     let backup = fs::read(server.folder.path("copy.db")).expect("the backup");
     server.stdout_of(&["keys", "revoke", &revoked.1]);
@@ -148,7 +148,8 @@ fn a_drill_with_keys_created_changed_rotated_and_revoked_since_the_backup() {
     );
     assert!(has_no_logs(&server.folder.path("adriaticum.db")));
     assert_eq!(server.query("SELECT hash FROM console_password"), password);
-    assert!(server.query("SELECT 1 FROM console_tokens").is_empty());
+    let browsers = server.query("SELECT session_ends FROM console_browsers");
+    assert_eq!(browsers, [[rusqlite::types::Value::Null]], "no session");
     assert_eq!(
         server.query("SELECT revoked FROM keys WHERE revoked IS NOT NULL"),
         since,
@@ -373,7 +374,7 @@ fn what_can_not_be_restored_changes_nothing() {
     after("PRAGMA user_version = 3", "no release had it");
     let drop_all =
         "DROP TABLE usage; DROP TABLE keys; DROP TABLE key_secrets; DROP TABLE usage_days; DROP TABLE time_zone; DROP TABLE gateways; DROP TABLE audit; DROP TABLE moved;
-        DROP TABLE console_tokens; DROP TABLE console_password; PRAGMA user_version = 0";
+        DROP TABLE console_browsers; DROP TABLE console_password; PRAGMA user_version = 0";
     after(drop_all, "empty database");
     after(
         &format!("{drop_all}; CREATE TABLE mine (x)"),

@@ -8,7 +8,6 @@ Every connection comes from 127.0.0.1, unless an attacker has other addresses.
 
 import asyncio
 import contextlib
-import hashlib
 import itertools
 import json
 import random
@@ -171,9 +170,8 @@ async def repeat(port, address, request, pause=0):
 
 async def wrong_passwords(port, addresses):
     """Guesses the console's password from many addresses, with one connection each."""
-    visitor = secrets.token_hex(32)
-    body = f"token={hashlib.sha256(f'form {visitor}'.encode()).hexdigest()}&password=a+wrong+password"
-    lines = f"Content-Length: {len(body)}\r\nCookie: adriaticum_visitor={visitor}"
+    body = "password=a+wrong+password"
+    lines = f"Content-Length: {len(body)}\r\nSec-Fetch-Site: same-origin"
     request = head(None, lines, path="/sign-in", host="console.localhost") + body.encode()
     in_place()
     await asyncio.gather(*(repeat(port, f"127.0.1.{number}", lambda: request) for number in range(1, addresses + 1)))

@@ -174,7 +174,8 @@ class Browser:
     def ask(self, method, path, form=None):
         connection = http.client.HTTPConnection(
             "127.0.0.1", self.port, timeout=PATIENCE_SECONDS, source_address=(self.address, 0))
-        headers = {"Host": "console.localhost", "Cookie": "; ".join(f"{name}={value}" for name, value in self.cookies.items())}
+        cookies = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
+        headers = {"Host": "console.localhost", "Sec-Fetch-Site": "same-origin", "Cookie": cookies}
         with contextlib.closing(connection):
             connection.request(method, path, urllib.parse.urlencode(form) if form else None, headers)
             response = connection.getresponse()
@@ -185,12 +186,11 @@ class Browser:
 
     def sign_in(self, password):
         """The way from the sign-in page to the keys, without a session: the three statuses."""
-        self.cookies.pop("adriaticum_session", None)
         try:
-            seen, page = self.ask("GET", "/sign-in")
-            token = page.partition('name="token" value="')[2][:64]
-            submitted, _ = self.ask("POST", "/sign-in", {"token": token, "password": password})
-            return seen, submitted, self.ask("GET", "/keys")[0]
+            if self.cookies:
+                self.ask("POST", "/sign-out")
+            return tuple(self.ask(*request)[0] for request in (
+                ("GET", "/sign-in"), ("POST", "/sign-in", {"password": password}), ("GET", "/keys")))
         except (OSError, http.client.HTTPException) as error:
             return type(error).__name__
 

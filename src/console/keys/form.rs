@@ -2,7 +2,7 @@
 
 use maud::{Markup, html};
 
-use crate::console::{html::form::Form, page::PageRequest};
+use crate::console::html::form::Form;
 use crate::keys::{
     Budget, BudgetPeriod, CONCURRENT_TAKES, Key, KeyName, KeyTerms, Permission, parse_concurrent,
 };
@@ -47,11 +47,6 @@ impl KeyForm {
             permissions: vec![Permission::Completions],
             ..Self::read(&Form::default(), now)
         }
-    }
-
-    /// The form as it was filled in before the session ended.
-    pub fn typed(request: &PageRequest) -> Option<Self> {
-        request.typed().map(|form| Self::read(form, request.now))
     }
 
     pub fn from_key(key: &Key, now: i64) -> Self {

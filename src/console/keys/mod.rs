@@ -3,12 +3,12 @@
 mod form;
 pub mod list;
 
-use maud::{Markup, PreEscaped, html};
+use maud::{Markup, html};
 
 use self::form::{KeyForm, WrongField};
 use self::list::{KeyListView, budget_bar, expiry_badge, recent_sums};
 use super::html::format::{self, or_never};
-use super::layout::{self, copy_box, form_token};
+use super::layout::{self, copy_box};
 use super::page::{Operator, PageError, PageResult};
 use crate::checks::is_local;
 use crate::http::{Request, Response};
@@ -21,14 +21,8 @@ use crate::when::Zone;
 /// The number of random bytes that identify a form for a new key.
 const ONCE_BYTES: usize = 16;
 
-/// The notice of a form that was sent after the end of the session.
-const NOT_SAVED_YET: PreEscaped<&str> = PreEscaped(
-    "<p class=\"notice\" role=\"status\">Your session had ended, so nothing was saved. Check the form, then send it again.</p>",
-);
-
 pub fn new(operator: &Operator) -> PageResult {
-    let request = operator.request;
-    let wanted = KeyForm::typed(request).unwrap_or_else(|| KeyForm::new(request.now));
+    let wanted = KeyForm::new(operator.request.now);
     Ok(form(operator, &wanted, None))
 }
 
@@ -37,9 +31,7 @@ fn form(operator: &Operator, wanted: &KeyForm, wrong: Option<&WrongField>) -> Re
         main.narrow {
             h1 { "Create an API key" }
             @if let Some((_, message)) = wrong { p.alert role="alert" { (message) } }
-            @else if operator.request.typed().is_some() { (NOT_SAVED_YET) }
             form method="post" action="/keys" {
-                (form_token(operator.session))
                 input type="hidden" name="once" value=(secret_hex::<ONCE_BYTES>());
                 (wanted.fields(None, wrong, &operator.console.store.zone))
                 div.buttons {
@@ -62,7 +54,7 @@ pub fn create(operator: &Operator) -> PageResult {
         Err(wrong) => return Ok(form(operator, &wanted, Some(&wrong))),
     };
     let secret = new_secret();
-    let id = id_for(request.form.get("once")).ok_or(PageError::Stale)?;
+    let id = id_for(request.form.get("once")).ok_or(PageError::IncompleteForm)?;
     if !store
         .keys
         .add(&id, &secret, &name, &terms, &request.actor())?
@@ -139,60 +131,43 @@ fn example(operator: &Operator, permissions: &[Permission], secret: &str) -> Mar
     copy_box("The metrics", "curl", &command)
 }
 
-enum NotSaved {
-    Wrong(WrongField),
-    /// Another operator or command has changed the key since.
-    Meanwhile,
-    /// The session had ended when the form was sent.
-    SignedOut,
-}
-
 fn find(operator: &Operator, id: &str) -> Result<Key, PageError> {
     let key = operator.console.store.keys.get(id)?;
     key.ok_or(PageError::NotFound)
 }
 
 pub fn page(operator: &Operator, id: &str) -> PageResult {
-    let request = operator.request;
     let key = find(operator, id)?;
-    let Some(wanted) = KeyForm::typed(request) else {
-        return key_page(operator, &key, &KeyForm::from_key(&key, request.now), None);
-    };
-    let why = if request.query.get("version") == key.version() {
-        NotSaved::SignedOut
-    } else {
-        NotSaved::Meanwhile
-    };
-    key_page(operator, &key, &wanted, Some(&why))
+    let present = KeyForm::from_key(&key, operator.request.now);
+    key_page(operator, &key, &present, None)
 }
 
+/// Changes a key as the form says: the last change wins, and the audit has all of them.
 pub fn change(operator: &Operator, id: &str) -> PageResult {
     let request = operator.request;
     let key = find(operator, id)?;
     let wanted = KeyForm::read(&request.form, request.now);
-    let not_saved = |key: &Key, why| key_page(operator, key, &wanted, Some(&why));
+    let not_saved = |wrong| key_page(operator, &key, &wanted, Some(&wrong));
+    if key.revoked.is_some() {
+        return not_saved(("", "The key is revoked.".into()));
+    }
     let store = &operator.console.store;
     let (name, terms) = match wanted.check(key.terms.expires, request.now, &store.zone) {
         Ok(checked) => checked,
-        Err(wrong) => return not_saved(&key, NotSaved::Wrong(wrong)),
+        Err(wrong) => return not_saved(wrong),
     };
     let edit = move |key: &mut Key| {
         key.name = name.as_str().to_owned();
         key.terms = terms.clone();
     };
-    let version = request.form.get("version");
-    match store
-        .keys
-        .change(id, Some(version), edit, &request.actor())?
-    {
+    match store.keys.change(id, edit, &request.actor())? {
         KeyChanged::Done => {
             log::info!("console: {id} was changed");
             Ok(layout::redirect(
                 &KeyListView::read(&request.query).address_after("changed", id),
             ))
         }
-        KeyChanged::NoSuchKey => Err(PageError::NotFound),
-        KeyChanged::Meanwhile(key) => not_saved(&key, NotSaved::Meanwhile),
+        KeyChanged::NoSuchKey | KeyChanged::Meanwhile(_) => Err(PageError::NotFound),
     }
 }
 
@@ -201,45 +176,25 @@ fn key_page(
     operator: &Operator,
     key: &Key,
     wanted: &KeyForm,
-    not_saved: Option<&NotSaved>,
+    wrong: Option<&WrongField>,
 ) -> PageResult {
     let Operator {
-        console,
-        request,
-        session,
+        console, request, ..
     } = *operator;
     let filter = Filter::of_key(&key.id);
     let sums = recent_sums(&console.store, filter, request.now)?
         .remove(&key.id)
         .unwrap_or_default();
     let list = KeyListView::read(&request.query);
-    let address = list.key_address(&key.id, "");
-    let (status, wrong) = match not_saved {
-        None | Some(NotSaved::SignedOut) => (200, None),
-        Some(NotSaved::Wrong(wrong)) => (400, Some(wrong)),
-        Some(NotSaved::Meanwhile) => (409, None),
-    };
+    let status = if wrong.is_some() { 400 } else { 200 };
     let content = html! {
         main.narrow {
             p.crumbs { a href=(list.address("/keys")) { "Back to API keys" } }
             h1.text { (key.name) }
-            @match not_saved {
-                None => {}
-                Some(NotSaved::SignedOut) => (NOT_SAVED_YET),
-                Some(NotSaved::Wrong((_, message))) => p.alert role="alert" { (message) " Nothing was changed." },
-                Some(NotSaved::Meanwhile) => p.alert role="alert" {
-                    @if key.revoked.is_some() { "The key was revoked since you opened this form. Nothing was changed." }
-                    @else {
-                        "The key was changed since you opened this form, and is now as listed below. Your changes are in the form \
-                         and not saved: check them, then save again, or " a href=(address) { "discard them" } "."
-                    }
-                },
-            }
-            (facts(key, &sums, not_saved.is_some() || key.revoked.is_some(), request.now, &console.store.zone))
+            @if let Some((_, message)) = wrong { p.alert role="alert" { (message) " Nothing was changed." } }
+            (facts(key, &sums, wrong.is_some() || key.revoked.is_some(), request.now, &console.store.zone))
             @if key.revoked.is_none() {
-                form method="post" action=(address) {
-                    (form_token(session))
-                    input type="hidden" name="version" value=(key.version());
+                form method="post" action=(list.key_address(&key.id, "")) {
                     (wanted.fields(key.terms.expires, wrong, &console.store.zone))
                     div.buttons {
                         button.primary type="submit" { "Save changes" }
@@ -311,7 +266,6 @@ pub fn confirm_revoke(operator: &Operator, id: &str) -> PageResult {
                 }
             }
             form.buttons method="post" {
-                (form_token(operator.session))
                 button.danger type="submit" { "Revoke key" }
                 a.button href=(list.key_address(id, "")) { "Keep it" }
             }

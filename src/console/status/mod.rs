@@ -12,7 +12,7 @@ use maud::{Markup, html};
 use self::verdict::PartState;
 use super::html::format;
 use super::html::table::{cards, heading, scrolling};
-use super::layout::{self, form_token};
+use super::layout;
 use super::page::{Operator, PageResult};
 use super::state::Console;
 use crate::checks::Verdict;
@@ -42,7 +42,6 @@ pub fn page(operator: &Operator) -> PageResult {
             div.head {
                 h1 { "Status" }
                 form method="post" action="/status" {
-                    (form_token(operator.session))
                     button type="submit" disabled[is_running] { "Check again" }
                 }
             }

@@ -19,7 +19,7 @@ class _Browser:
     def send(self, method, path, **fields):
         body = urllib.parse.urlencode(self.hidden | fields).encode() if fields else b""
         cookies = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
-        headers = [("Cookie", cookies), ("Sec-Fetch-Site", "same-origin"), ("Origin", "null")]
+        headers = [("Cookie", cookies), ("Sec-Fetch-Site", "same-origin")]
         reply = self.server.raw(request(
             body, None, host="console.test", path=path, method=method, headers=headers, content_type=None))
         for cookie in reply.headers.get("set-cookie", "").splitlines():

@@ -3,7 +3,9 @@
 use argon2::{Algorithm, Argon2, Block, Params, Version};
 use rand::TryRng;
 
-use super::credentials::PasswordHash;
+use crate::audit::{Actor, NewAuditRow};
+use crate::database::{Result, values};
+use crate::store::Store;
 
 /// The fewest and the most characters.
 const FEWEST: usize = 12;
@@ -20,9 +22,52 @@ const PASSES: u32 = 4;
 /// 28 MiB instead of 20.
 const ALLOCATED_BLOCKS: usize = 33 * 1024;
 
+/// A password as it is stored: its hash and the parameters of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PasswordHash {
+    pub salt: Vec<u8>,
+    pub hash: Vec<u8>,
+    pub memory_kib: u32,
+    pub passes: u32,
+}
+
+/// Reads the stored password; `None` if none was set.
+pub fn stored(store: &Store) -> Result<Option<PasswordHash>> {
+    let select = "SELECT salt, hash, memory_kib, passes FROM console_password";
+    store.database.look_up(select, &[], |mut row| {
+        Ok(PasswordHash {
+            salt: row.column()?,
+            hash: row.column()?,
+            memory_kib: row.column()?,
+            passes: row.column()?,
+        })
+    })
+}
+
+/// Sets the password, and ends all sessions. Browsers stay known, which gives no access.
+pub fn set(store: &Store, password: PasswordHash, by: &Actor) -> Result<()> {
+    let PasswordHash {
+        salt,
+        hash,
+        memory_kib,
+        passes,
+    } = password;
+    let password = values![salt, hash, memory_kib, passes];
+    NewAuditRow::new("password_set", by)
+        .transaction(&store.database, move |session, audit| {
+            session.execute("UPDATE console_browsers SET session_ends = NULL", &[])?;
+            session.execute(
+                "INSERT INTO console_password VALUES (1, $1, $2, $3, $4) ON CONFLICT (id) DO UPDATE SET
+                 salt = excluded.salt, hash = excluded.hash, memory_kib = excluded.memory_kib, passes = excluded.passes",
+                &password,
+            )?;
+            audit.insert(session, None, "")
+        })
+}
+
 /// Checks the length and the characters of a new password. Returns the message for the operator if
 /// it can't be used.
-pub fn check(password: &str) -> Result<(), &'static str> {
+pub fn check(password: &str) -> std::result::Result<(), &'static str> {
     let length = password.chars().count();
     if length < FEWEST {
         return Err(
@@ -78,6 +123,31 @@ fn derive(password: &str, salt: &[u8], memory_kib: u32, passes: u32) -> Option<V
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::tests::Temporary;
+
+    impl PasswordHash {
+        /// A hash that no password has.
+        pub fn example(byte: u8) -> Self {
+            Self {
+                salt: vec![byte],
+                hash: vec![byte],
+                memory_kib: 8,
+                passes: 1,
+            }
+        }
+    }
+
+    #[test]
+    fn the_password_that_was_set_last_is_stored() {
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        let stored = || stored(store).expect("a look-up");
+        assert_eq!(stored(), None);
+        for password in [1, 2].map(PasswordHash::example) {
+            set(store, password.clone(), &Actor::command("ana".into())).expect("a password");
+            assert_eq!(stored(), Some(password));
+        }
+    }
 
     #[test]
     fn passwords_that_can_be_used() {
