@@ -65,5 +65,4 @@ pub mod secret;
 mod text;
 mod thread_pool;
 mod time_zone;
-mod users;
 mod when;

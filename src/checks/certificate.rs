@@ -2,6 +2,7 @@
 
 use super::finding::{Finding, Verdict};
 use crate::config::TlsFiles;
+use crate::database::{Problem, ProblemKind, Result};
 use crate::listener::{Certificate, TlsError};
 use crate::text::count;
 use crate::when;
@@ -12,7 +13,7 @@ const RENEWAL_DAYS: i64 = 10;
 
 pub fn check(files: &TlsFiles) -> Finding {
     match read_certificate(files) {
-        Err(message) => Finding::fail("tls", message),
+        Err(problem) => Finding::fail("tls", problem.text),
         Ok(certificate) => judge_certificate(&certificate, when::now())
             .unwrap_or_else(|| Finding::ok("tls", "the certificate and its key match")),
     }
@@ -56,13 +57,14 @@ fn judge([begins, expires]: [i64; 2], now: i64) -> Finding {
     }
 }
 
-pub fn read_certificate(files: &TlsFiles) -> Result<Certificate, String> {
+pub fn read_certificate(files: &TlsFiles) -> Result<Certificate> {
     Certificate::read(&files.cert, &files.key).map_err(|error| {
         let (setting, path, cause) = match error {
             TlsError::Certificate(cause) => ("tls.cert", &files.cert, cause),
             TlsError::Key(cause) => ("tls.key", &files.key, cause),
         };
-        format!("{setting} = {:?}: {cause}. Expected a PEM file.", path)
+        let text = format!("{setting} = {path:?}: {cause}. Expected a PEM file");
+        Problem::new(ProblemKind::Setting, text)
     })
 }
 

@@ -22,9 +22,6 @@ pub struct Finding {
     /// The address of the runtime, if the finding is about one.
     #[serde(skip)]
     pub runtime: Option<String>,
-    /// The system denies this user a file.
-    #[serde(skip)]
-    pub is_denied: bool,
 }
 
 impl Finding {
@@ -34,7 +31,6 @@ impl Finding {
             status,
             message: message.into(),
             runtime: None,
-            is_denied: false,
         }
     }
 

@@ -4,10 +4,8 @@ mod addresses;
 mod certificate;
 mod finding;
 mod keys;
-mod owners;
 mod runtime;
 
-use std::fmt::Display;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -16,7 +14,6 @@ use std::time::Instant;
 pub use self::addresses::{is_local, reachable};
 pub use self::certificate::{certificate_warning, judge_certificate, read_certificate};
 pub use self::finding::{Finding, Verdict};
-pub use self::owners::user_for_sudo;
 pub use self::runtime::{not_configured, own_address};
 
 use crate::client::Cancellation;
@@ -49,34 +46,39 @@ pub fn check_all(config: &Config) -> Vec<Finding> {
         .and_then(|store| store.refuse_if_moved(&config.database).map(|()| store));
     let found = match &store {
         Ok(store) => database(config, store.check()),
-        Err(error) => Finding {
-            is_denied: error.is_denied(),
-            ..Finding::fail("database", store_failed(config, error))
-        },
+        Err(problem) => Finding::fail("database", store_failed(config, problem.clone()).text),
     };
     parts(config, store.as_ref().ok(), found)
 }
 
-pub fn database_failed(config: &Config, error: &dyn Display) -> String {
+/// Adds the setting to a problem of the database. One with a setting names its own.
+pub fn database_failed(config: &Config, problem: Problem) -> Problem {
+    if problem.kind == ProblemKind::Setting {
+        return problem;
+    }
     let name = config.database_name();
     let unread = config
         .unread_files
         .iter()
         .find(|(setting, _)| *setting == "database_password_file")
         .map_or(String::new(), |(_, reason)| format!(" {reason}."));
-    format!("the database {name}: {error}.{unread} The setting is database (ADRIATICUM_DATABASE).")
+    let text = format!(
+        "the database {name}: {problem}.{unread} The setting is database (ADRIATICUM_DATABASE)"
+    );
+    Problem { text, ..problem }
 }
 
 /// The same for a database that may be missing: then the message says how to create it.
-pub fn store_failed(config: &Config, error: &Problem) -> String {
-    match error.kind {
-        ProblemKind::Missing => format!(
-            "there is no database at {}. If it is elsewhere, name its configuration (--config FILE) or the database itself \
-             (ADRIATICUM_DATABASE). Create it with adriaticum serve, keys create, console password, restore or move.",
-            config.database_name()
-        ),
-        _ => database_failed(config, error),
+pub fn store_failed(config: &Config, problem: Problem) -> Problem {
+    if problem.kind != ProblemKind::Missing {
+        return database_failed(config, problem);
     }
+    let text = format!(
+        "there is no database at {}. If it is elsewhere, name its configuration (--config FILE) or the database itself \
+         (ADRIATICUM_DATABASE). Create it with adriaticum serve, keys create, console password, restore or move",
+        config.database_name()
+    );
+    Problem { text, ..problem }
 }
 
 /// Runs the checks of a running service, whose database may be too large to be read completely each
@@ -94,7 +96,6 @@ fn parts(config: &Config, store: Option<&Store>, database: Finding) -> Vec<Findi
     );
     findings.extend(config.tls.as_ref().map(certificate::check));
     findings.extend(exposed_secrets(config));
-    findings.extend(owners::check(config));
     findings.extend([clock(store), database]);
     findings.extend(store.and_then(|store| time_zone(config, store)));
     findings.extend(store.and_then(|store| retention(config, store)));
@@ -224,10 +225,7 @@ fn clock_is_off(ahead: f64) -> Option<String> {
 fn database(config: &Config, checked: Result<(), Problem>) -> Finding {
     let name = config.database_name();
     match (checked, config.database.file()) {
-        (Err(error), _) => Finding {
-            is_denied: error.is_denied(),
-            ..Finding::fail("database", format!("{name}: {error}"))
-        },
+        (Err(error), _) => Finding::fail("database", format!("{name}: {error}")),
         (Ok(()), Some(path)) => with_free_space(path, format!("{name}: sound and writable")),
         (Ok(()), None) => Finding::ok("database", format!("{name}: writable")),
     }
@@ -292,14 +290,11 @@ fn search(config: &Config) -> Finding {
                 format!("{place}: answers in {time} ms, {message}"),
             )
         }
-        Err(error) => Finding {
-            is_denied: error.is_denied,
-            ..Finding::fail(
-                "search",
-                format!(
-                    "{error}. Completions that need Search get 503 until it works. The setting is search.url"
-                ),
-            )
-        },
+        Err(error) => Finding::fail(
+            "search",
+            format!(
+                "{error}. Completions that need Search get 503 until it works. The setting is search.url"
+            ),
+        ),
     }
 }

@@ -1,18 +1,10 @@
 //! `audit`: who changed what.
 
-use std::env;
-
-use rustix::process::geteuid;
-
-use super::error::CliError;
-use super::open_store::open_store;
-use super::output::{print, print_json};
-use super::parsers::parse_when;
+use super::shared::{open_store, parse_when, print, print_json};
 use super::text_table;
-use crate::audit::{Actor, AuditRow};
+use crate::audit::AuditRow;
 use crate::config::Config;
-use crate::keys::KeyName;
-use crate::users::user_name;
+use crate::database::{Problem, Result};
 use crate::when::{self, Range, When, Zone};
 
 /// Show who changed what: keys, password, settings, sign-ins
@@ -31,10 +23,10 @@ pub(super) struct AuditOptions {
     json: bool,
 }
 
-pub(super) fn run(options: &AuditOptions, config: &Config) -> Result<(), CliError> {
+pub(super) fn run(options: &AuditOptions, config: &Config) -> Result<()> {
     let store = open_store(config)?;
-    let Range { since, .. } = Range::between(options.since, None, when::now(), &store.zone)
-        .map_err(|message| CliError::usage(&message))?;
+    let Range { since, .. } =
+        Range::between(options.since, None, when::now(), &store.zone).map_err(Problem::usage)?;
     let mut rows = Vec::new();
     store.audit.list(since, |row| rows.push(row))?;
     if options.json {
@@ -59,14 +51,4 @@ fn line(row: &AuditRow, zone: &Zone) -> Vec<String> {
         key,
         row.details.clone(),
     ]
-}
-
-/// Returns the user who runs this command, and with sudo also the user before: anyone could set
-/// `SUDO_USER` alone.
-pub(super) fn actor() -> Actor {
-    let user = user_name(geteuid().as_raw());
-    let before = env::var("SUDO_USER")
-        .ok()
-        .filter(|name| *name != user && KeyName::parse(name).is_some());
-    Actor::command(before.map_or(user.clone(), |before| format!("{before} as {user}")))
 }

@@ -1,10 +1,12 @@
 //! `check`: prints the results of the checks, with an exit code for scripts.
 
-use super::error::CliError;
-use super::output::{print, print_json};
-use super::sudo::with_sudo;
+use rustix::process::geteuid;
+
+use super::shared::{note, print, print_json};
+use super::user::{advice_if_denied, become_owner};
 use crate::checks::{self, Finding, Verdict};
-use crate::config::{Config, ConfigError};
+use crate::config::Config;
+use crate::database::{Problem, Result};
 use crate::text::count;
 
 /// Test every part that a completion needs
@@ -13,9 +15,8 @@ use crate::text::count;
 /// It warns about secrets in files that every user can read, about an address that other hosts can
 /// reach, about keys that have expired or expire within ten days, about budgets that miss
 /// completions, about retention that removes nothing, and about an index of documents that nothing
-/// uses. It leaves no row in the ledger. It also names files that the service's user, the owner of
-/// the folder of a SQLite database, can't read and write, with the command that corrects them. Run
-/// by root, it prints the command line that tests as that user.
+/// uses. It leaves no row in the ledger. Run by root, it tests as the owner of the folder of a
+/// SQLite database, the service's user.
 #[derive(clap::Args)]
 pub(super) struct CheckOptions {
     /// Print JSON
@@ -23,38 +24,37 @@ pub(super) struct CheckOptions {
     json: bool,
 }
 
-pub(super) fn run(
-    &CheckOptions { json }: &CheckOptions,
-    config: Result<Config, ConfigError>,
-) -> Result<(), CliError> {
+pub(super) fn run(&CheckOptions { json }: &CheckOptions, config: Result<Config>) -> Result<()> {
     if json && let Err(error) = &config {
         print_json(&[Finding::fail("configuration", error.to_string())])?;
     }
-    let config = config?;
+    let (config, is_root) = (config?, geteuid().is_root());
+    if let Some(owner) = become_owner(&config.database)? {
+        note(format_args!(
+            "Testing as {owner}, the owner of the database's folder."
+        ));
+    }
     let findings = checks::check_all(&config);
     if json {
         print_json(&findings)?;
     } else {
         print(&findings.iter().map(line).collect::<String>())?;
     }
-    if let Some(user) = checks::user_for_sudo(&config) {
-        eprintln!(
-            "Checked as root, who can open every file. As the service's user: {}",
-            with_sudo(&format!("-u {user} "))
-        );
-    }
     let failed: Vec<&Finding> = findings
         .iter()
         .filter(|finding| finding.status == Verdict::Fail)
         .collect();
-    if failed.is_empty() {
-        return Ok(());
+    let denied = |finding: &&Finding| advice_if_denied(&finding.message, is_root);
+    if let Some(advice) = failed.iter().find_map(denied) {
+        note(format_args!("{advice}"));
     }
-    let message = format!("{} failed.", count(failed.len() as i64, "part"));
-    Err(CliError {
-        is_denied: failed.iter().any(|finding| finding.is_denied),
-        ..CliError::failed(message)
-    })
+    match failed.len() {
+        0 => Ok(()),
+        parts => Err(Problem::other(format!(
+            "{} failed",
+            count(parts as i64, "part")
+        ))),
+    }
 }
 
 fn line(finding: &Finding) -> String {

@@ -4,12 +4,11 @@ use std::io::{self, IsTerminal, Write};
 
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
-use super::audit::actor;
-use super::error::{CliError, failed};
-use super::open_store::open_with;
+use super::shared::{about, open_to_change};
+use crate::audit::Actor;
 use crate::config::Config;
 use crate::console::password;
-use crate::database::Access;
+use crate::database::{Access, Problem, Result};
 
 /// Set the console's password
 #[derive(clap::Subcommand)]
@@ -21,27 +20,27 @@ pub(super) enum ConsoleCommand {
     Password,
 }
 
-pub(super) fn set_password(config: &Config) -> Result<(), CliError> {
-    let store = open_with(config, Access::Create)?;
+pub(super) fn set_password(config: &Config, by: &Actor) -> Result<()> {
+    let store = open_to_change(config, Access::Create, by)?;
     let text = read_secret("New password for the console: ")?;
-    password::check(&text).map_err(CliError::failed)?;
+    password::check(&text).map_err(Problem::other)?;
     if io::stdin().is_terminal() && read_secret("Repeat it: ")? != text {
-        return Err(CliError::failed(
-            "the two passwords differ. Nothing was changed.",
+        return Err(Problem::other(
+            "the two passwords differ. Nothing was changed",
         ));
     }
-    password::set(&store, password::hash(&text), &actor())?;
+    password::set(&store, password::hash(&text), by)?;
     let database = config.database_name();
     eprintln!("The password is set in {database}. All console sessions have ended: sign in again.");
     Ok(())
 }
 
 /// Asks on the terminal; reads the first line of standard input if that is none.
-pub(super) fn read_secret(question: &str) -> Result<String, CliError> {
+pub(super) fn read_secret(question: &str) -> Result<String> {
     if io::stdin().is_terminal() {
-        ask(question).map_err(failed("the terminal"))
+        ask(question).map_err(about("the terminal"))
     } else {
-        read_line().map_err(failed("standard input"))
+        read_line().map_err(about("standard input"))
     }
 }
 

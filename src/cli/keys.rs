@@ -2,15 +2,12 @@
 
 use clap::ArgGroup;
 
-use super::audit::actor;
 use super::console::read_secret;
-use super::error::CliError;
-use super::open_store::{open_store, open_with};
-use super::output::{print, print_json};
-use super::parsers::{expecting, one_of, wrong_when};
+use super::shared::{expecting, one_of, open_store, open_to_change, print, print_json, wrong_when};
 use super::text_table;
+use crate::audit::Actor;
 use crate::config::Config;
-use crate::database::Access;
+use crate::database::{Access, Problem, Result};
 use crate::keys::{
     self, Budget, CONCURRENT_TAKES, Key, KeyChanged, KeyName, KeyState, KeyTerms, LONGEST_OVERLAP,
     Permission, parse_concurrent,
@@ -161,15 +158,15 @@ impl Terms {
         terms.budget = self.budget.unwrap_or(terms.budget);
     }
 
-    fn expiry(&self, zone: &Zone) -> Result<Option<OrNone<i64>>, CliError> {
+    fn expiry(&self, zone: &Zone) -> Result<Option<OrNone<i64>>> {
         let Some(Some(when)) = self.expires else {
             return Ok(self.expires.map(|_| None));
         };
         let now = when::now();
         match when.expiry(now, zone) {
             Ok(expires) if expires > now => Ok(Some(Some(expires))),
-            Ok(_) => Err(CliError::usage("--expires: it is in the past.")),
-            Err(message) => Err(CliError::usage(&format!("--expires: {message}"))),
+            Ok(_) => Err(Problem::usage("--expires: it is in the past")),
+            Err(message) => Err(Problem::usage(format!("--expires: {message}"))),
         }
     }
 }
@@ -179,20 +176,20 @@ fn parse_name(text: &str) -> Result<KeyName, String> {
 }
 
 impl KeysCommand {
-    pub fn run(self, config: &Config) -> Result<(), CliError> {
+    pub fn run(self, config: &Config, by: &Actor) -> Result<()> {
         match self {
-            Self::Create { name, terms } => create(&name, &terms, config),
+            Self::Create { name, terms } => create(&name, &terms, config, by),
             Self::List { state, json } => list(state, json, config),
-            Self::Rename { key, name } => rename(&key, name, config),
-            Self::Revoke { key } => revoke(key, config),
-            Self::Rotate { key, overlap } => rotate(key, overlap, config),
-            Self::Set { key, terms } => set(&key, terms, config),
+            Self::Rename { key, name } => rename(&key, name, config, by),
+            Self::Revoke { key } => revoke(key, config, by),
+            Self::Rotate { key, overlap } => rotate(key, overlap, config, by),
+            Self::Set { key, terms } => set(&key, terms, config, by),
         }
     }
 }
 
-fn create(name: &KeyName, given: &Terms, config: &Config) -> Result<(), CliError> {
-    let store = open_with(config, Access::Create)?;
+fn create(name: &KeyName, given: &Terms, config: &Config, by: &Actor) -> Result<()> {
+    let store = open_to_change(config, Access::Create, by)?;
     let mut terms = KeyTerms {
         permissions: vec![Permission::Completions],
         expires: None,
@@ -201,10 +198,8 @@ fn create(name: &KeyName, given: &Terms, config: &Config) -> Result<(), CliError
     };
     given.apply(&mut terms, given.expiry(&store.zone)?);
     let (id, secret) = (keys::new_id(), new_secret());
-    if !store.keys.add(&id, &secret, name, &terms, &actor())? {
-        return Err(CliError::failed(format!(
-            "the id {id} is taken. Try again."
-        )));
+    if !store.keys.add(&id, &secret, name, &terms, by)? {
+        return Err(Problem::other(format!("the id {id} is taken. Try again")));
     }
     print(&(secret + "\n"))?;
     eprintln!(
@@ -216,7 +211,7 @@ fn create(name: &KeyName, given: &Terms, config: &Config) -> Result<(), CliError
     Ok(())
 }
 
-fn list(state: Option<KeyState>, json: bool, config: &Config) -> Result<(), CliError> {
+fn list(state: Option<KeyState>, json: bool, config: &Config) -> Result<()> {
     let store = open_store(config)?;
     let mut keys = store.keys.list()?;
     let (is_empty, now) = (keys.is_empty(), when::now());
@@ -270,17 +265,22 @@ fn row(key: &Key, now: i64, zone: &Zone) -> Vec<String> {
     ]
 }
 
-fn rename(text: &str, name: KeyName, config: &Config) -> Result<(), CliError> {
-    let store = open_with(config, Access::Existing)?;
+fn rename(text: &str, name: KeyName, config: &Config, by: &Actor) -> Result<()> {
+    let store = open_to_change(config, Access::Existing, by)?;
     let id = find(&store, text, false)?.id;
-    change(&store, &id, move |key| key.name = name.as_str().to_owned())?;
+    change(
+        &store,
+        &id,
+        move |key| key.name = name.as_str().to_owned(),
+        by,
+    )?;
     eprintln!("Renamed {id} in {}.", config.database_name());
     warn_of_namesakes(&store, &id);
     Ok(())
 }
 
 /// Reads a key or a secret from standard input if the command line has none.
-fn key_or_secret(text: Option<String>) -> Result<String, CliError> {
+fn key_or_secret(text: Option<String>) -> Result<String> {
     let text = match text.filter(|text| text != "-") {
         Some(text) => text,
         None => read_secret("The key's secret, id or name: ")?
@@ -288,14 +288,17 @@ fn key_or_secret(text: Option<String>) -> Result<String, CliError> {
             .to_owned(),
     };
     match text.as_str() {
-        "" => Err(CliError::usage("KEY or SECRET is missing.")),
+        "" => Err(Problem::usage("KEY or SECRET is missing")),
         _ => Ok(text),
     }
 }
 
-fn revoke(text: Option<String>, config: &Config) -> Result<(), CliError> {
+fn revoke(text: Option<String>, config: &Config, by: &Actor) -> Result<()> {
     let text = key_or_secret(text)?;
-    let (store, database) = (open_with(config, Access::Existing)?, config.database_name());
+    let (store, database) = (
+        open_to_change(config, Access::Existing, by)?,
+        config.database_name(),
+    );
     let key = find(&store, &text, true)?;
     let Key { id, name, .. } = &key;
     if key.revoked.is_some() {
@@ -305,17 +308,20 @@ fn revoke(text: Option<String>, config: &Config) -> Result<(), CliError> {
         );
         return Ok(());
     }
-    store.keys.revoke(id, when::now(), &actor())?;
+    store.keys.revoke(id, when::now(), by)?;
     eprintln!("Revoked {id} ({name}) in {database}.");
     Ok(())
 }
 
-fn rotate(text: Option<String>, overlap: Option<i64>, config: &Config) -> Result<(), CliError> {
+fn rotate(text: Option<String>, overlap: Option<i64>, config: &Config, by: &Actor) -> Result<()> {
     let text = key_or_secret(text)?;
-    let (store, database) = (open_with(config, Access::Existing)?, config.database_name());
+    let (store, database) = (
+        open_to_change(config, Access::Existing, by)?,
+        config.database_name(),
+    );
     let Key { id, name, hint, .. } = find(&store, &text, true)?;
     let (secret, now) = (new_secret(), when::now());
-    match store.keys.rotate(&id, &secret, overlap, now, &actor())? {
+    match store.keys.rotate(&id, &secret, overlap, now, by)? {
         KeyChanged::Done => {}
         KeyChanged::NoSuchKey => return Err(no_such_key(&id, true)),
         KeyChanged::Meanwhile(key) => return Err(not_rotated(&key, &store.zone)),
@@ -333,43 +339,46 @@ fn rotate(text: Option<String>, overlap: Option<i64>, config: &Config) -> Result
     Ok(())
 }
 
-fn not_rotated(key: &Key, zone: &Zone) -> CliError {
+fn not_rotated(key: &Key, zone: &Zone) -> Problem {
     let Some(overlap) = key.overlap.as_ref().filter(|_| key.revoked.is_none()) else {
         return revoked_for_good(key, zone);
     };
-    CliError::failed(format!(
-        "{} has an overlap already: {} works until {}. To end both secrets now, rotate it without --overlap.",
+    Problem::other(format!(
+        "{} has an overlap already: {} works until {}. To end both secrets now, rotate it without --overlap",
         key.id,
         overlap.hint,
         zone.format_minute(Some(overlap.ends))
     ))
 }
 
-fn revoked_for_good(key: &Key, zone: &Zone) -> CliError {
-    CliError::failed(format!(
+fn revoked_for_good(key: &Key, zone: &Zone) -> Problem {
+    Problem::other(format!(
         "{} is revoked since {}, for good. Create another key: adriaticum keys create NAME",
         key.id,
         zone.format_minute(key.revoked)
     ))
 }
 
-fn set(text: &str, terms: Terms, config: &Config) -> Result<(), CliError> {
-    let store = open_with(config, Access::Existing)?;
+fn set(text: &str, terms: Terms, config: &Config, by: &Actor) -> Result<()> {
+    let store = open_to_change(config, Access::Existing, by)?;
     let expires = terms.expiry(&store.zone)?;
     let key = find(&store, text, false)?;
     if key.revoked.is_some() {
         return Err(revoked_for_good(&key, &store.zone));
     }
-    change(&store, &key.id, move |key| {
-        terms.apply(&mut key.terms, expires)
-    })?;
+    change(
+        &store,
+        &key.id,
+        move |key| terms.apply(&mut key.terms, expires),
+        by,
+    )?;
     eprintln!("Changed {} in {}.", key.id, config.database_name());
     print_terms(&store, &key.id);
     Ok(())
 }
 
 /// The ids of the keys that a text means to a report: of a name all, revoked ones too.
-pub(super) fn ids(store: &Store, text: &str) -> Result<Vec<String>, CliError> {
+pub(super) fn ids(store: &Store, text: &str) -> Result<Vec<String>> {
     let keys = store.keys.named(text)?;
     if keys.is_empty() {
         return Err(no_such_key(text, false));
@@ -378,7 +387,7 @@ pub(super) fn ids(store: &Store, text: &str) -> Result<Vec<String>, CliError> {
 }
 
 /// Finds the one key that a text means to a command that changes it.
-fn find(store: &Store, text: &str, takes_secret: bool) -> Result<Key, CliError> {
+fn find(store: &Store, text: &str, takes_secret: bool) -> Result<Key> {
     let (mut keys, revoked): (Vec<Key>, Vec<Key>) = store
         .keys
         .named(text)?
@@ -391,8 +400,8 @@ fn find(store: &Store, text: &str, takes_secret: bool) -> Result<Key, CliError> 
         let hint = |key: &Key| format!("{} ({})", key.id, key.hint);
         let ids: Vec<String> = keys.iter().map(hint).collect();
         let count = ids.len();
-        return Err(CliError::failed(format!(
-            "{count} keys have that name. Use the id: {}.",
+        return Err(Problem::other(format!(
+            "{count} keys have that name. Use the id: {}",
             ids.join(", ")
         )));
     }
@@ -401,8 +410,8 @@ fn find(store: &Store, text: &str, takes_secret: bool) -> Result<Key, CliError> 
     }
     let now = when::now();
     match store.keys.find(&SecretDigest::of(text), now)? {
-        Some((key, Some(ends))) if takes_secret && ends <= now => Err(CliError::failed(format!(
-            "that secret of {} ({}) was replaced and is refused since {}. To change the key nevertheless, use its id.",
+        Some((key, Some(ends))) if takes_secret && ends <= now => Err(Problem::other(format!(
+            "that secret of {} ({}) was replaced and is refused since {}. To change the key nevertheless, use its id",
             key.id,
             key.name,
             store.zone.format_minute(Some(ends))
@@ -416,8 +425,9 @@ fn change(
     store: &Store,
     id: &str,
     edit: impl Fn(&mut Key) + Send + 'static,
-) -> Result<(), CliError> {
-    match store.keys.change(id, edit, &actor())? {
+    by: &Actor,
+) -> Result<()> {
+    match store.keys.change(id, edit, by)? {
         KeyChanged::Done => Ok(()),
         KeyChanged::NoSuchKey | KeyChanged::Meanwhile(_) => Err(no_such_key(id, false)),
     }
@@ -448,7 +458,7 @@ fn warn_of_namesakes(store: &Store, id: &str) {
 }
 
 /// A text that may be a secret, whole or in part, is not repeated.
-fn no_such_key(text: &str, takes_secret: bool) -> CliError {
+fn no_such_key(text: &str, takes_secret: bool) -> Problem {
     let message = match takes_secret {
         true => "there is no key with that id, secret or name.".into(),
         false if contains_secret(text) => {
@@ -457,5 +467,5 @@ fn no_such_key(text: &str, takes_secret: bool) -> CliError {
         }
         false => format!("there is no key {text:?}."),
     };
-    CliError::failed(format!("{message} List the keys: adriaticum keys list"))
+    Problem::other(format!("{message} List the keys: adriaticum keys list"))
 }

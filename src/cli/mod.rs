@@ -2,36 +2,29 @@
 //! and the completions from the same definitions.
 
 mod audit;
-mod backup;
 mod check;
 mod console;
-mod error;
 mod keys;
-mod moving;
-mod open_store;
-mod output;
-mod parsers;
-mod process_limits;
-mod restore;
+mod recovery;
 mod search;
 mod serve;
-mod sockets;
-mod sudo;
+mod shared;
 mod text_table;
 mod usage;
+mod user;
 
 use std::env;
 use std::ffi::OsString;
+use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgAction, CommandFactory, Parser, Subcommand};
+use rustix::process::{Resource, Rlimit, geteuid, setrlimit};
 
-use self::error::CliError;
-use self::output::print;
-use self::sudo::with_sudo;
 use crate::config::Config;
+use crate::database::{ProblemKind, Result};
 use crate::logging;
 use crate::text::may_hold_a_secret;
 
@@ -41,7 +34,8 @@ use crate::text::may_hold_a_secret;
 /// completion. adriaticum.toml(5) describes its settings.
 ///
 /// If it is installed as a service, run the commands as root or as the service's user (sudo -u
-/// adriaticum adriaticum keys list). They can be used while the service runs.
+/// adriaticum adriaticum keys list). Root's commands read the configuration and then become the
+/// owner of the database's folder. They can be used while the service runs.
 #[derive(Parser)]
 #[command(name = "adriaticum", version = env!("ADRIATICUM_VERSION"), max_term_width = 100, after_long_help = NOTES)]
 #[command(disable_help_flag = true)]
@@ -85,9 +79,9 @@ enum Command {
     #[command(subcommand)]
     Console(console::ConsoleCommand),
     Audit(audit::AuditOptions),
-    Backup(backup::BackupOptions),
-    Restore(restore::RestoreOptions),
-    Move(moving::MoveOptions),
+    Backup(recovery::BackupOptions),
+    Restore(recovery::RestoreOptions),
+    Move(recovery::MoveOptions),
     Check(check::CheckOptions),
 }
 
@@ -98,45 +92,72 @@ pub fn definition() -> clap::Command {
 
 /// Exit codes: 0 success, 1 failure, 2 wrong usage of the command line or of a setting.
 pub fn main() -> ExitCode {
-    process_limits::forbid_core_files();
+    forbid_core_files();
     let _flush = logging::FlushAtEnd;
     let line = match CommandLine::try_parse().and_then(refuse_second_config) {
         Ok(line) => line,
         Err(error) => return print_parse_error(error),
     };
     let is_service = matches!(line.command, Command::Serve);
-    let Err(error) = run(line) else {
+    let is_root = geteuid().is_root();
+    let Err(problem) = run(line) else {
         return ExitCode::SUCCESS;
     };
-    let is_root = rustix::process::geteuid().is_root();
-    let as_root = if error.is_denied && !is_service && !is_root {
-        format!("\nAs root: {}", with_sudo(""))
-    } else {
-        String::new()
+    // Those of the configuration are whole sentences, a line each.
+    let message = format!("adriaticum: {}.", problem.text.trim_end_matches('.'));
+    let (code, end) = match problem.kind {
+        ProblemKind::Usage => (2, Some("\nFor more information, try '--help'.")),
+        // A supervisor need not try again: with `Moved`, the setting names an old database.
+        ProblemKind::Setting | ProblemKind::Moved => (2, None),
+        _ => (1, None),
     };
-    logging::print_error(&format!("adriaticum: {error}{as_root}"));
-    ExitCode::from(error.code)
+    let advice = user::advice_if_denied(&message, is_root).filter(|_| !is_service);
+    let lines: Vec<&str> = [Some(message.as_str()), advice, end]
+        .into_iter()
+        .flatten()
+        .collect();
+    logging::print_error(&lines.join("\n"));
+    ExitCode::from(code)
+}
+
+/// A core file would keep prompts and keys, and outside systemd nothing else prevents it.
+fn forbid_core_files() {
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    // A limit can always be lowered.
+    let _ = setrlimit(Resource::Core, none);
 }
 
 fn run(
     CommandLine {
         config, command, ..
     }: CommandLine,
-) -> Result<(), CliError> {
+) -> Result<()> {
+    let by = user::actor();
     let load = || Config::load(config.as_deref());
+    // With the secrets, which only root may be able to read.
+    let load_as_owner = || -> Result<Config> {
+        let config = load()?;
+        user::become_owner(&config.database)?;
+        Ok(config)
+    };
     match command {
         // The service takes signals from its start on.
-        Command::Serve => serve::run(config),
+        Command::Serve => serve::run(config, &by),
         // A wrong configuration is a finding.
         Command::Check(options) => check::run(&options, load()),
-        Command::Keys(command) => command.run(&load()?),
-        Command::Usage(options) => options.run(&load()?),
-        Command::Search(command) => command.run(&load()?),
-        Command::Console(console::ConsoleCommand::Password) => console::set_password(&load()?),
-        Command::Audit(options) => audit::run(&options, &load()?),
-        Command::Backup(options) => backup::run(&options, &load()?),
-        Command::Restore(options) => restore::run(&options, &load()?),
-        Command::Move(options) => moving::run(&options, &load()?),
+        Command::Keys(command) => command.run(&load_as_owner()?, &by),
+        Command::Usage(options) => options.run(&load_as_owner()?),
+        Command::Search(command) => command.run(&load_as_owner()?),
+        Command::Console(console::ConsoleCommand::Password) => {
+            console::set_password(&load_as_owner()?, &by)
+        }
+        Command::Audit(options) => audit::run(&options, &load_as_owner()?),
+        Command::Backup(options) => options.run(&load()?),
+        Command::Restore(options) => options.run(&load()?, &by),
+        Command::Move(options) => options.run(&load()?),
     }
 }
 
@@ -156,31 +177,21 @@ fn refuse_second_config(line: CommandLine) -> Result<CommandLine, clap::Error> {
     Ok(line)
 }
 
-/// Prints help, the version, or what is wrong with the command line. Words that may hold a secret
-/// are left out: the URI of a database may be in the wrong place.
+/// Prints help, the version, or what is wrong with the command line. A word that may be a secret is
+/// not repeated: `keys revoke` and `keys rotate` take one, and the URI for `move` may have a password.
 fn print_parse_error(mut error: clap::Error) -> ExitCode {
-    if !error.use_stderr() {
-        return match print(&error.render().to_string()) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(_) => ExitCode::FAILURE,
-        };
+    use ContextKind::{InvalidArg, InvalidSubcommand, InvalidValue};
+    for kind in [InvalidArg, InvalidSubcommand, InvalidValue] {
+        let word = error.get(kind);
+        if word.is_some_and(|word| may_hold_a_secret(&word.to_string())) {
+            error.insert(kind, ContextValue::String("…".into()));
+        }
     }
-    let is_secret = |value: &ContextValue| may_hold_a_secret(&value.to_string());
-    let secrets: Vec<ContextKind> = error
-        .context()
-        .filter(|(_, value)| is_secret(value))
-        .map(|(kind, _)| kind)
-        .collect();
-    for kind in secrets {
-        error.insert(kind, ContextValue::String("…".into()));
+    match error.print() {
+        // A reader that stops early, such as `head`, is not an error.
+        Err(failed) if failed.kind() != io::ErrorKind::BrokenPipe => ExitCode::FAILURE,
+        _ => ExitCode::from(error.exit_code() as u8),
     }
-    let text = error.render().to_string();
-    // Without a command, it is the help.
-    let text = text
-        .strip_prefix("error: ")
-        .map_or(text.clone(), |message| format!("adriaticum: {message}"));
-    logging::print_error(text.trim_end());
-    ExitCode::from(2)
 }
 
 #[cfg(test)]

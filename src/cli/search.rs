@@ -3,11 +3,10 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use super::error::{CliError, failed};
-use super::output::{note, print, print_json};
+use super::shared::{about, note, print, print_json};
 use super::text_table;
 use crate::config::{Config, absolute};
-use crate::progress::Progress;
+use crate::database::{Problem, Result};
 use crate::search::documents::{self, Candidate};
 use crate::search::{Added, Document, Index, Passage};
 use crate::text::count;
@@ -53,7 +52,7 @@ pub(super) enum SearchCommand {
 }
 
 impl SearchCommand {
-    pub fn run(self, config: &Config) -> Result<(), CliError> {
+    pub fn run(self, config: &Config) -> Result<()> {
         let index = Index::new(&config.search);
         match self {
             Self::Add { paths } => add(&index, &paths, config),
@@ -68,12 +67,11 @@ impl SearchCommand {
 const SUMMARY: [&str; 5] = ["added", "replaced", "unchanged", "skipped", "hidden"];
 type Tally = HashMap<&'static str, usize>;
 
-fn add(index: &Index, paths: &[PathBuf], config: &Config) -> Result<(), CliError> {
-    let progress = Progress::on_stderr();
+fn add(index: &Index, paths: &[PathBuf], config: &Config) -> Result<()> {
     let mut tally = Tally::default();
     let mut failed = Vec::new();
     for path in paths {
-        if let Err(reason) = add_path(index, path, &mut tally, &progress)? {
+        if let Err(reason) = add_path(index, path, &mut tally)? {
             failed.push(format!("\n  {}: {reason}.", path.display()));
         }
     }
@@ -88,7 +86,7 @@ fn add(index: &Index, paths: &[PathBuf], config: &Config) -> Result<(), CliError
     if failed.is_empty() {
         return Ok(());
     }
-    Err(CliError::failed(format!(
+    Err(Problem::other(format!(
         "{} could not be added:{}",
         count(failed.len() as i64, "path"),
         failed.concat()
@@ -101,24 +99,18 @@ fn print_index_path(index: &Index) {
 }
 
 /// Adds the files at a path. An inner error is about this path alone.
-fn add_path(
-    index: &Index,
-    path: &Path,
-    tally: &mut Tally,
-    progress: &Progress,
-) -> Result<Result<(), String>, CliError> {
+fn add_path(index: &Index, path: &Path, tally: &mut Tally) -> Result<Result<(), String>> {
     let mut skipped = 0;
     let mut skip = |path: &Path, reason: &str| {
         skipped += 1;
-        progress.suspend(|| note(format_args!("skipped: {}: {reason}.", path.display())));
+        note(format_args!("skipped: {}: {reason}.", path.display()));
     };
     let (files, hidden) = match documents::candidates(path, &mut skip) {
         Ok(found) => found,
         Err(error) => return Ok(Err(error.to_string())),
     };
     let is_alone = path.is_file();
-    for (number, file) in files.iter().enumerate() {
-        progress.update("adding", number as u64, files.len() as u64, "files");
+    for file in &files {
         let text = match documents::read(&file.path) {
             Ok(text) => text,
             // A file that the operator names should be added; a folder may contain other things.
@@ -135,9 +127,8 @@ fn add_path(
         };
         *tally.entry(word).or_default() += 1;
         let passages = count(text.passages.len() as i64, "passage");
-        progress.suspend(|| print(&format!("{word}: {} ({passages})\n", file.path.display())))?;
+        print(&format!("{word}: {} ({passages})\n", file.path.display()))?;
     }
-    progress.update("adding", files.len() as u64, files.len() as u64, "files");
     *tally.entry("skipped").or_default() += skipped;
     *tally.entry("hidden").or_default() += hidden;
     report_missing_files(index, path, &files)?;
@@ -146,7 +137,7 @@ fn add_path(
 
 /// Names the documents of a folder whose files no longer exist. They stay until they are removed:
 /// the files may only be unavailable, as on a disk that is not mounted.
-fn report_missing_files(index: &Index, folder: &Path, files: &[Candidate]) -> Result<(), CliError> {
+fn report_missing_files(index: &Index, folder: &Path, files: &[Candidate]) -> Result<()> {
     let Ok(folder) = folder.canonicalize() else {
         return Ok(());
     };
@@ -168,10 +159,10 @@ fn report_missing_files(index: &Index, folder: &Path, files: &[Candidate]) -> Re
     Ok(())
 }
 
-fn list(index: &Index, json: bool) -> Result<(), CliError> {
+fn list(index: &Index, json: bool) -> Result<()> {
     // Without an index there are no documents, which is not an error here.
     let name = format!("the index {}", index.path.display());
-    let exists = index.path.try_exists().map_err(failed(name))?;
+    let exists = index.path.try_exists().map_err(about(name))?;
     let documents = if exists { index.list()? } else { Vec::new() };
     if json {
         return print_json(&documents);
@@ -197,7 +188,7 @@ fn row(document: &Document) -> Vec<String> {
     ]
 }
 
-fn remove(index: &Index, named: &str) -> Result<(), CliError> {
+fn remove(index: &Index, named: &str) -> Result<()> {
     let id: Option<i64> = named.parse().ok();
     // A file that no longer exists is still known by its path.
     let path = Path::new(named)
@@ -211,7 +202,7 @@ fn remove(index: &Index, named: &str) -> Result<(), CliError> {
         false => Path::new(&document.path).starts_with(&path),
     });
     if documents.is_empty() {
-        return Err(CliError::failed(format!(
+        return Err(Problem::other(format!(
             "the index {} has no document {named:?}. To see its documents: adriaticum search list",
             index.path.display()
         )));
@@ -224,7 +215,7 @@ fn remove(index: &Index, named: &str) -> Result<(), CliError> {
     Ok(())
 }
 
-fn query(index: &Index, words: &str, json: bool) -> Result<(), CliError> {
+fn query(index: &Index, words: &str, json: bool) -> Result<()> {
     let found = index.find(words)?;
     if json {
         return print_json(&found);

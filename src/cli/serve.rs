@@ -1,19 +1,20 @@
-//! `serve`: starts the parts of the service, runs it, and reloads its configuration.
+//! `serve`: opens what the service needs, builds it, runs it until a signal, and stops it.
 
 use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use listenfd::ListenFd;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::{flag, low_level::pipe};
 
-use super::error::{CliError, failed};
-use super::open_store::{check_time_zone, open_with};
-use super::process_limits::{connections_that_fit, too_few_threads};
-use super::sockets::{format_address, sockets};
+use super::shared::{about, check_time_zone, open_to_change};
+use super::user::Account;
 use crate::api::Api;
 use crate::api::rows::RowLimits;
 use crate::audit::Actor;
@@ -22,10 +23,12 @@ use crate::checks;
 use crate::config::{Config, GroundingMode, RuntimeConfig, SearchConfig, TlsFiles};
 use crate::console::Console;
 use crate::database::sqlite::lock::FileLock;
-use crate::database::{Access, DatabaseLocation, Problem};
+use crate::database::{Access, DatabaseLocation, Problem, ProblemKind, Result};
 use crate::grounding::Grounding;
 use crate::ledger::Writer;
-use crate::listener::{Acceptor, Limits, Listener, ListeningSocket, Service, Watchdog};
+use crate::listener::{
+    Acceptor, Address, Limits, Listener, ListenerState, ListeningSocket, Service, Watchdog,
+};
 use crate::logging;
 use crate::metrics::Metrics;
 use crate::monitoring::MonitoringEndpoints;
@@ -43,9 +46,79 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 /// The pause between two warnings about a certificate.
 const CERTIFICATE_INTERVAL: Duration = Duration::from_secs(when::DAY as u64);
 
-pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
-    let (starting, reload_requested) = handle_start_signals().map_err(failed("the signals"))?;
-    let config = Arc::new(Config::load(file.as_deref())?);
+/// The file descriptors of a worker, besides its client's: the connections to the runtime and to
+/// Search.
+const FILES_PER_WORKER: usize = 2;
+
+/// The file descriptors of the process itself: the files of SQLite and of the embedded index, the
+/// connections to PostgreSQL, and some to spare.
+const OWN_FILES: usize = 64;
+
+/// The fewest connections, however few descriptors there are.
+const FEWEST_CONNECTIONS: usize = 16;
+
+pub(super) fn run(file: Option<PathBuf>, by: &Actor) -> Result<()> {
+    let signals = StartSignals::handle().map_err(about("the signals"))?;
+    let config = Arc::new(load(file.as_deref())?);
+    let (parts, sockets) = open(&config, by)?;
+    let listener = listen(&parts, sockets).map_err(about("the listener"))?;
+    let fence = Arc::new(Fence::new(&listener).map_err(about("the listener"))?);
+    let writer = start_writer(&parts, &fence).map_err(too_few_threads)?;
+    let services = services(&parts, &listener.state).map_err(too_few_threads)?;
+    stop_on_signals(&listener).map_err(about("the signals"))?;
+    let event_loop = listener.start(services).map_err(too_few_threads)?;
+    signals.starting.store(false, Ordering::Release);
+    notify(&[NotifyState::Ready]);
+    // After that message: a reload has others.
+    let background = start_background(parts, file, signals.reload_requested);
+    let background = background.map_err(too_few_threads)?;
+    event_loop.run().map_err(about("the listener"))?;
+    drop(background);
+    drop(writer);
+    logging::log_refusal_summary();
+    fence.result(&config)?;
+    log::info!("stopped");
+    Ok(())
+}
+
+/// Handles the signals of a start, which may take minutes: before all other handlers, so that none
+/// of those can swallow a signal.
+struct StartSignals {
+    /// Until it is cleared, SIGTERM and SIGINT end the process at once, because no request was
+    /// accepted yet.
+    starting: Arc<AtomicBool>,
+    /// Set by SIGHUP, which without a handler would end the process.
+    reload_requested: Arc<AtomicBool>,
+}
+
+impl StartSignals {
+    fn handle() -> io::Result<Self> {
+        let starting = Arc::new(AtomicBool::new(true));
+        let reload_requested = Arc::default();
+        flag::register(SIGHUP, Arc::clone(&reload_requested))?;
+        for signal in [SIGTERM, SIGINT] {
+            flag::register_conditional_shutdown(signal, 0, Arc::clone(&starting))?;
+        }
+        Ok(Self {
+            starting,
+            reload_requested,
+        })
+    }
+}
+
+/// Reads the configuration and starts the log.
+fn load(file: Option<&Path>) -> Result<Config> {
+    let config = Config::load(file)?;
+    if let Some(owner) = Account::of_database(&config.database) {
+        return Err(Problem::new(
+            ProblemKind::Setting,
+            format!(
+                "root does not serve a database in a folder of another user: start the service as {} (User= in the unit), or give \
+                 the folder to root",
+                owner.name
+            ),
+        ));
+    }
     logging::start(config.log_level).map_err(too_few_threads)?;
     log::info!(
         "adriaticum {}, database {}",
@@ -61,38 +134,135 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
     for (setting, reason) in &config.unread_files {
         log::warn!("{reason}. The setting is {setting}");
     }
+    Ok(config)
+}
+
+/// What the API, the console and the background have in common.
+struct Parts {
+    config: Arc<Config>,
+    acceptor: Option<Arc<Acceptor>>,
+    store: Arc<Store>,
+    runtimes: Option<Arc<Runtimes>>,
+    metrics: Arc<Metrics>,
+}
+
+/// Opens the certificate, the database and the sockets.
+fn open(config: &Arc<Config>, by: &Actor) -> Result<(Parts, Vec<ListeningSocket>)> {
     let acceptor = config.tls.as_ref().map(acceptor).transpose()?;
-    check_time_zone(&config)?;
+    check_time_zone(config)?;
     // Before the sockets and the database, so that a second service ends here and has changed
     // nothing.
-    let failed_database =
-        |problem: Problem| CliError::failed(checks::database_failed(&config, &problem));
     let lock = config.database.file().map(FileLock::take).transpose();
-    let lock = lock.map_err(failed_database)?;
-    let sockets = sockets(&config)?;
-    for url in &config.runtime.urls {
-        let own = |socket: &ListeningSocket| checks::own_address(url, &socket.address);
-        if let Some(message) = sockets.iter().find_map(own) {
-            return Err(CliError::failed(format!("the runtime at {message}.")));
-        }
-    }
-    let mut store = open_with(&config, Access::Serve)?;
+    let lock = lock.map_err(|problem| checks::database_failed(config, problem))?;
+    let sockets = sockets(config)?;
+    refuse_own_address(config, &sockets)?;
+    let mut store = open_to_change(config, Access::Serve, by)?;
     store.check_start(lock.as_ref())?;
-    let scheme = if acceptor.is_some() { "https" } else { "http" };
-    let urls: Vec<String> = sockets
-        .iter()
-        .map(|socket| format_address(&socket.address, scheme))
-        .collect();
+    let urls = socket_urls(&sockets, acceptor.is_some()).join(" ");
     let name = format!("the database {}", config.database_name());
-    store
-        .join(&config.gateway, &urls.join(" "))
-        .map_err(failed(name))?;
-    let store = Arc::new(store);
+    store.join(&config.gateway, &urls).map_err(about(name))?;
     let runtimes = Runtimes::new(&config.runtime, config.worker_share()).map(Arc::new);
     if runtimes.is_none() {
         log::warn!("no runtime is configured, so no completion can be run: set runtime.url");
     }
-    let grounding = Grounding::new(&config.search, config.worker_share());
+    let parts = Parts {
+        config: Arc::clone(config),
+        acceptor,
+        store: Arc::new(store),
+        runtimes,
+        metrics: Arc::default(),
+    };
+    Ok((parts, sockets))
+}
+
+fn acceptor(files: &TlsFiles) -> Result<Arc<Acceptor>> {
+    Acceptor::new(checks::read_certificate(files)?)
+        .map(Arc::new)
+        .map_err(|error| Problem::other(format!("TLS: {error}")))
+}
+
+/// Returns the sockets that systemd passes, else those of the configuration.
+fn sockets(config: &Config) -> Result<Vec<ListeningSocket>> {
+    let mut passed = ListenFd::from_env();
+    let sockets: io::Result<Vec<_>> = (0..passed.len())
+        .map(|index| passed_socket(&mut passed, index))
+        .collect();
+    let sockets = sockets.map_err(about("a socket passed by systemd"))?;
+    if !sockets.is_empty() {
+        return Ok(sockets);
+    }
+    ListeningSocket::bind(&config.listen, config.socket_mode)
+        .map_err(|(address, error)| cannot_listen(config, &address, &error))
+}
+
+fn passed_socket(passed: &mut ListenFd, index: usize) -> io::Result<ListeningSocket> {
+    if let Ok(Some(listener)) = passed.take_tcp_listener(index) {
+        ListeningSocket::inherited_tcp(listener)
+    } else if let Ok(Some(listener)) = passed.take_unix_listener(index) {
+        ListeningSocket::inherited_unix(listener)
+    } else {
+        Err(io::Error::other(
+            "it is neither a TCP nor a Unix socket in the listening state",
+        ))
+    }
+}
+
+fn cannot_listen(config: &Config, address: &Address, error: &io::Error) -> Problem {
+    let cause = listen_failed(error);
+    let both = match config.listen {
+        Address::Localhost(_) => {
+            "; localhost is both 127.0.0.1 and [::1], because clients use either"
+        }
+        _ => "",
+    };
+    Problem::other(format!(
+        "can't listen on {address}: {cause}. The setting is listen (ADRIATICUM_LISTEN){both}"
+    ))
+}
+
+/// Explains why an address can't be used, and what to do.
+fn listen_failed(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            "another program uses this address, perhaps another adriaticum serve: stop it, or choose another one".into()
+        }
+        io::ErrorKind::PermissionDenied => {
+            "permission denied: a port below 1024 needs root or CAP_NET_BIND_SERVICE, a Unix socket a folder that this user \
+             may write to and in which no other user has a socket of this name"
+                .into()
+        }
+        io::ErrorKind::AddrNotAvailable => "this host does not have this address: `ip address` lists its addresses".into(),
+        _ => error.to_string(),
+    }
+}
+
+/// Refuses a runtime that is this service itself.
+fn refuse_own_address(config: &Config, sockets: &[ListeningSocket]) -> Result<()> {
+    for url in &config.runtime.urls {
+        let own = |socket: &ListeningSocket| checks::own_address(url, &socket.address);
+        if let Some(message) = sockets.iter().find_map(own) {
+            return Err(Problem::other(format!("the runtime at {message}")));
+        }
+    }
+    Ok(())
+}
+
+/// The addresses of the sockets as a client would write them.
+fn socket_urls(sockets: &[ListeningSocket], has_tls: bool) -> Vec<String> {
+    let url = |socket: &ListeningSocket| match &socket.address {
+        Address::Tcp(address) => format!("{}://{address}", scheme(has_tls)),
+        address => address.to_string(),
+    };
+    sockets.iter().map(url).collect()
+}
+
+fn scheme(has_tls: bool) -> &'static str {
+    if has_tls { "https" } else { "http" }
+}
+
+/// Builds the listener, and logs where it listens.
+fn listen(parts: &Parts, sockets: Vec<ListeningSocket>) -> io::Result<Listener> {
+    let config = &parts.config;
     let limits = Limits {
         workers: config.workers,
         queue: config.queue,
@@ -105,9 +275,10 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
         "buffer_limit: at most {} bytes for all requests together",
         config.buffer_limit
     );
-    for (socket, url) in sockets.iter().zip(urls) {
+    let has_tls = parts.acceptor.is_some();
+    for (socket, url) in sockets.iter().zip(socket_urls(&sockets, has_tls)) {
         log::info!("listening on {url}");
-        if let Some(warning) = checks::reachable(&config, &socket.address) {
+        if let Some(warning) = checks::reachable(config, &socket.address) {
             log::warn!("{warning}");
         }
     }
@@ -116,96 +287,128 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
         let mut ports: Vec<u16> = sockets.iter().filter_map(|it| it.address.port()).collect();
         ports.dedup();
         for port in ports {
-            log::info!("console at {scheme}://{host}:{port}/");
+            log::info!("console at {}://{host}:{port}/", scheme(has_tls));
         }
     }
-    let mut listener = Listener::new(sockets, limits).map_err(failed("the listener"))?;
-    listener.acceptor = acceptor.clone();
+    let mut listener = Listener::new(sockets, limits)?;
+    listener.acceptor = parts.acceptor.clone();
     listener.trusted_proxies = config.trusted_proxies.clone();
     listener.watchdog = watchdog();
     listener.on_stop = Box::new(|| notify(&[NotifyState::Stopping]));
-    let fenced_because = Arc::new(OnceLock::new());
-    let on_fenced = {
-        let stopper = listener.stopper().map_err(failed("the listener"))?;
-        let fenced_because = Arc::clone(&fenced_because);
-        move |error: &Problem| {
-            if fenced_because.set(error.clone()).is_ok() {
-                log::error!("{error}: this process stops");
-                let _ = (&stopper).write_all(&[1]);
-            }
+    Ok(listener)
+}
+
+/// The longest time that a worker may need for a request. If no worker has finished one for longer,
+/// the watchdog is not fed; the unit's TimeoutStopSec follows from it too.
+fn longest_work(runtime: &RuntimeConfig, search: &SearchConfig) -> Duration {
+    let search = if search.grounding == GroundingMode::Off {
+        Duration::ZERO
+    } else {
+        search.timeout
+    };
+    runtime.timeout + search + LEDGER_TIME
+}
+
+/// Lowers `wanted` to the connections that the limit on file descriptors allows, besides those of
+/// the workers: a flood of clients must not keep a worker from opening its files.
+fn connections_that_fit(wanted: usize, workers: usize) -> usize {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current != maximum {
+        // The soft limit is low for the sake of programs that use select(); the hard limit is the
+        // operator's choice.
+        let _ = setrlimit(
+            Resource::Nofile,
+            Rlimit {
+                current: maximum,
+                maximum,
+            },
+        );
+    }
+    let Some(most) = getrlimit(Resource::Nofile).current else {
+        return wanted;
+    };
+    let reserved = workers * FILES_PER_WORKER + OWN_FILES;
+    let capacity = usize::try_from(most)
+        .unwrap_or(usize::MAX)
+        .saturating_sub(reserved)
+        .max(FEWEST_CONNECTIONS);
+    if capacity < wanted {
+        log::warn!(
+            "at most {capacity} connections instead of {wanted}: the process may open {most} files. \
+             Raise the limit (LimitNOFILE= in the unit, ulimit -n in a shell) or lower max_connections."
+        );
+    }
+    capacity.min(wanted)
+}
+
+/// Stops the listener if another process serves in the place of this one.
+struct Fence {
+    stopper: UnixStream,
+    because: OnceLock<Problem>,
+}
+
+impl Fence {
+    fn new(listener: &Listener) -> io::Result<Self> {
+        Ok(Self {
+            stopper: listener.stopper()?,
+            because: OnceLock::new(),
+        })
+    }
+
+    fn stop(&self, problem: &Problem) {
+        if self.because.set(problem.clone()).is_ok() {
+            log::error!("{problem}: this process stops");
+            let _ = (&self.stopper).write_all(&[1]);
         }
-    };
-    let writer =
-        Writer::start(&store.ledger, config.retention_days, on_fenced).map_err(too_few_threads)?;
-    let metrics = Arc::new(Metrics::default());
-    let reload = {
-        let (running, store, acceptor) =
-            (Arc::clone(&config), Arc::clone(&store), acceptor.clone());
-        move || {
-            let now = NotifyState::monotonic_usec_now();
-            let now = now.expect("the system should have a monotonic clock");
-            notify(&[NotifyState::Reloading, now]);
-            reload(file.as_deref(), &running, acceptor.as_deref(), &store);
-            notify(&[NotifyState::Ready]);
-        }
-    };
-    let steps = background_steps(runtimes.clone(), acceptor.clone());
-    let monitoring = MonitoringEndpoints {
-        store: Arc::clone(&store),
-        metrics: Arc::clone(&metrics),
-        listener: Arc::clone(&listener.state),
-        runtimes: runtimes.clone(),
-        acceptor: acceptor.clone(),
-    };
+    }
+
+    /// Fails if it stopped the listener.
+    fn result(&self, config: &Config) -> Result<()> {
+        let Some(problem) = self.because.get() else {
+            return Ok(());
+        };
+        Err(match &config.database {
+            DatabaseLocation::Postgres(_) => Problem::other(format!(
+                "{problem}. Each gateway needs its own name: {} is this one's, set gateway (ADRIATICUM_GATEWAY)",
+                config.gateway
+            )),
+            DatabaseLocation::Sqlite(_) => checks::database_failed(config, problem.clone()),
+        })
+    }
+}
+
+fn start_writer(parts: &Parts, fence: &Arc<Fence>) -> io::Result<Writer> {
+    let fence = Arc::clone(fence);
+    let on_fenced = move |problem: &Problem| fence.stop(problem);
+    Writer::start(&parts.store.ledger, parts.config.retention_days, on_fenced)
+}
+
+/// Builds the console and the API, which takes every request that is not the console's.
+fn services(parts: &Parts, listener: &Arc<ListenerState>) -> io::Result<Vec<Arc<dyn Service>>> {
+    let config = &parts.config;
     let mut services: Vec<Arc<dyn Service>> = Vec::new();
     if let Some(host) = config.console_host.clone() {
-        let console = Console::new(host, Arc::clone(&config), Arc::clone(&store), monitoring);
-        services.push(Arc::new(console.map_err(too_few_threads)?));
+        let monitoring = MonitoringEndpoints {
+            store: Arc::clone(&parts.store),
+            metrics: Arc::clone(&parts.metrics),
+            listener: Arc::clone(listener),
+            runtimes: parts.runtimes.clone(),
+            acceptor: parts.acceptor.clone(),
+        };
+        let store = Arc::clone(&parts.store);
+        let console = Console::new(host, Arc::clone(config), store, monitoring)?;
+        services.push(Arc::new(console));
     }
     services.push(Arc::new(Api {
         hosts: config.api_hosts.clone(),
         compatibility: config.compatibility,
-        store,
-        runtimes,
-        grounding,
-        metrics,
+        store: Arc::clone(&parts.store),
+        runtimes: parts.runtimes.clone(),
+        grounding: Grounding::new(&config.search, config.worker_share()),
+        metrics: Arc::clone(&parts.metrics),
         row_limits: RowLimits::default(),
     }));
-    stop_on_signals(&listener).map_err(failed("the signals"))?;
-    let event_loop = listener.start(services).map_err(too_few_threads)?;
-    starting.store(false, Ordering::Release);
-    notify(&[NotifyState::Ready]);
-    // After that message: a reload has others.
-    let background = Background::start(reload_requested, reload, steps).map_err(too_few_threads)?;
-    event_loop.run().map_err(failed("the listener"))?;
-    drop(background);
-    drop(writer);
-    logging::log_refusal_summary();
-    if let Some(problem) = fenced_because.get() {
-        return Err(CliError::failed(match &config.database {
-            DatabaseLocation::Postgres(_) => format!(
-                "{problem}. Each gateway needs its own name: {} is this one's, set gateway (ADRIATICUM_GATEWAY).",
-                config.gateway
-            ),
-            DatabaseLocation::Sqlite(_) => checks::database_failed(&config, problem),
-        }));
-    }
-    log::info!("stopped");
-    Ok(())
-}
-
-/// Handles the signals of a start, which may take minutes: before all other handlers, so that none
-/// of those can swallow a signal. Until the first flag is cleared, SIGTERM and SIGINT end the
-/// process at once, because no request was accepted yet. SIGHUP, which without a handler would end
-/// the process, sets the second.
-fn handle_start_signals() -> io::Result<(Arc<AtomicBool>, Arc<AtomicBool>)> {
-    let starting = Arc::new(AtomicBool::new(true));
-    let reload_requested = Arc::default();
-    flag::register(SIGHUP, Arc::clone(&reload_requested))?;
-    for signal in [SIGTERM, SIGINT] {
-        flag::register_conditional_shutdown(signal, 0, Arc::clone(&starting))?;
-    }
-    Ok((starting, reload_requested))
+    Ok(services)
 }
 
 /// The first signal stops the listener, the second ends the process.
@@ -218,6 +421,95 @@ fn stop_on_signals(listener: &Listener) -> io::Result<()> {
         pipe::register(signal, listener.stopper()?)?;
     }
     Ok(())
+}
+
+/// Starts the thread that reloads the configuration, probes failed runtimes, and warns about the
+/// certificate.
+fn start_background(
+    parts: Parts,
+    file: Option<PathBuf>,
+    reload_requested: Arc<AtomicBool>,
+) -> io::Result<Background> {
+    let probes = parts.runtimes.clone().map(|runtimes| Step {
+        every: PROBE_INTERVAL,
+        name: "probing failed runtimes",
+        run: Box::new(move || runtimes.probe_failed()),
+    });
+    let certificate = parts.acceptor.clone().map(|acceptor| Step {
+        every: CERTIFICATE_INTERVAL,
+        name: "looking at the certificate",
+        run: Box::new(move || warn_about_certificate(&acceptor)),
+    });
+    let steps = probes.into_iter().chain(certificate).collect();
+    let reload = move || parts.reload(file.as_deref());
+    Background::start(reload_requested, reload, steps)
+}
+
+fn warn_about_certificate(acceptor: &Acceptor) {
+    if let Some(warning) = checks::certificate_warning(&acceptor.certificate()) {
+        log::warn!("{warning}");
+    }
+}
+
+impl Parts {
+    /// Reloads the settings that can change while the service runs. An invalid configuration
+    /// changes nothing.
+    fn reload(&self, file: Option<&Path>) {
+        let now = NotifyState::monotonic_usec_now();
+        let now = now.expect("the system should have a monotonic clock");
+        notify(&[NotifyState::Reloading, now]);
+        match Config::load(file) {
+            Ok(config) => self.apply(&config),
+            Err(error) => log::error!("configuration not reloaded: {error}"),
+        }
+        notify(&[NotifyState::Ready]);
+    }
+
+    fn apply(&self, config: &Config) {
+        let mut applied = Vec::new();
+        let acceptor = self.acceptor.as_ref();
+        if let (Some(files), Some(acceptor)) = (&config.tls, acceptor) {
+            let certificate = match checks::read_certificate(files) {
+                Ok(certificate) => certificate,
+                Err(error) => return log::error!("configuration not reloaded: {error}"),
+            };
+            if acceptor.replace_certificate(certificate) {
+                applied.push(format!(
+                    "certificate (expires at {})",
+                    when::Zone::utc().format_minute(acceptor.expires())
+                ));
+            }
+        }
+        let level = log::max_level();
+        if level != config.log_level {
+            applied.push(format!(
+                "log_level = {}",
+                config.log_level.to_string().to_lowercase()
+            ));
+        }
+        // The line can be seen if either level includes it.
+        log::set_max_level(level.max(config.log_level));
+        if applied.is_empty() {
+            applied.push("nothing changed".into());
+        }
+        let mut details = applied.join(", ");
+        log::info!("configuration reloaded: {details}");
+        acceptor.inspect(|acceptor| warn_about_certificate(acceptor));
+        log::set_max_level(config.log_level);
+        let differences = self.config.differences(config);
+        if !differences.is_empty() {
+            let waiting = format!(
+                "changed, but applied only after a restart: {}",
+                differences.join(", ")
+            );
+            log::warn!("{waiting}");
+            details += &format!("; {waiting}");
+        }
+        let audit = &self.store.audit;
+        if let Err(error) = audit.note_reload(&Actor::signal("SIGHUP"), details) {
+            log::error!("the reload could not be recorded in the audit: {error}");
+        }
+    }
 }
 
 /// Notifies the service manager, if there is one.
@@ -233,93 +525,11 @@ fn watchdog() -> Option<Watchdog> {
     Some(Watchdog::new(interval, feed))
 }
 
-/// Probes failed runtimes, and warns about the certificate.
-fn background_steps(runtimes: Option<Arc<Runtimes>>, acceptor: Option<Arc<Acceptor>>) -> Vec<Step> {
-    let probes = runtimes.map(|runtimes| Step {
-        every: PROBE_INTERVAL,
-        name: "probing failed runtimes",
-        run: Box::new(move || runtimes.probe_failed()),
-    });
-    let certificate = acceptor.map(|acceptor| Step {
-        every: CERTIFICATE_INTERVAL,
-        name: "looking at the certificate",
-        run: Box::new(move || warn_about_certificate(&acceptor)),
-    });
-    probes.into_iter().chain(certificate).collect()
-}
-
-fn warn_about_certificate(acceptor: &Acceptor) {
-    if let Some(warning) = checks::certificate_warning(&acceptor.certificate()) {
-        log::warn!("{warning}");
-    }
-}
-
-/// The longest time that a worker may need for a request. If no worker has finished one for longer,
-/// the watchdog is not fed; the unit's TimeoutStopSec follows from it too.
-fn longest_work(runtime: &RuntimeConfig, search: &SearchConfig) -> Duration {
-    let search = if search.grounding == GroundingMode::Off {
-        Duration::ZERO
-    } else {
-        search.timeout
-    };
-    runtime.timeout + search + LEDGER_TIME
-}
-
-fn acceptor(files: &TlsFiles) -> Result<Arc<Acceptor>, CliError> {
-    let certificate = checks::read_certificate(files).map_err(CliError::config)?;
-    Acceptor::new(certificate)
-        .map(Arc::new)
-        .map_err(|error| CliError::failed(format!("TLS: {error}.")))
-}
-
-/// Reloads the settings that can change while the service runs. An invalid configuration changes
-/// nothing.
-fn reload(file: Option<&Path>, running: &Config, acceptor: Option<&Acceptor>, store: &Store) {
-    let config = match Config::load(file) {
-        Ok(config) => config,
-        Err(error) => return log::error!("configuration not reloaded: {error}"),
-    };
-    let mut applied = Vec::new();
-    if let (Some(files), Some(acceptor)) = (&config.tls, acceptor) {
-        let certificate = match checks::read_certificate(files) {
-            Ok(certificate) => certificate,
-            Err(error) => return log::error!("configuration not reloaded: {error}"),
-        };
-        if acceptor.replace_certificate(certificate) {
-            applied.push(format!(
-                "certificate (expires at {})",
-                when::Zone::utc().format_minute(acceptor.expires())
-            ));
-        }
-    }
-    let level = log::max_level();
-    if level != config.log_level {
-        applied.push(format!(
-            "log_level = {}",
-            config.log_level.to_string().to_lowercase()
-        ));
-    }
-    // The line can be seen if either level includes it.
-    log::set_max_level(level.max(config.log_level));
-    if applied.is_empty() {
-        applied.push("nothing changed".into());
-    }
-    let mut details = applied.join(", ");
-    log::info!("configuration reloaded: {details}");
-    acceptor.inspect(|acceptor| warn_about_certificate(acceptor));
-    log::set_max_level(config.log_level);
-    let differences = running.differences(&config);
-    if !differences.is_empty() {
-        let waiting = format!(
-            "changed, but applied only after a restart: {}",
-            differences.join(", ")
-        );
-        log::warn!("{waiting}");
-        details += &format!("; {waiting}");
-    }
-    if let Err(error) = store.audit.note_reload(&Actor::signal("SIGHUP"), details) {
-        log::error!("the reload could not be recorded in the audit: {error}");
-    }
+fn too_few_threads(error: io::Error) -> Problem {
+    Problem::other(format!(
+        "can't start all threads: {error}. Raise the limit on threads (TasksMax= in the unit, \
+         ulimit -u in a shell, --pids-limit of a container) or on memory, or lower workers"
+    ))
 }
 
 #[cfg(test)]
@@ -379,5 +589,21 @@ mod tests {
             stop >= stop_time + longest + send_time + stop_time,
             "{stop:?} for {longest:?}"
         );
+    }
+
+    #[test]
+    fn each_cause_has_its_own_advice() {
+        for (kind, advice) in [
+            (io::ErrorKind::AddrInUse, "choose another one"),
+            (io::ErrorKind::PermissionDenied, "CAP_NET_BIND_SERVICE"),
+            (
+                io::ErrorKind::AddrNotAvailable,
+                "does not have this address",
+            ),
+            (io::ErrorKind::NotFound, "not found"),
+        ] {
+            let message = listen_failed(&kind.into());
+            assert!(message.contains(advice), "{message}");
+        }
     }
 }

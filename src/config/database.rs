@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::system::uname;
 
-use super::raw_setting::{Problem, RawSetting};
+use super::raw_setting::{RawSetting, WrongSetting};
 use super::settings::Settings;
 use crate::database::DatabaseLocation;
 use crate::files;
@@ -37,9 +37,9 @@ pub(super) fn read(settings: &mut Settings) -> (DatabaseLocation, Option<PathBuf
 fn read_password(
     written: &RawSetting,
     database: &mut DatabaseLocation,
-) -> Result<PathBuf, Problem> {
+) -> Result<PathBuf, WrongSetting> {
     let path = PathBuf::from(written.text()?);
-    let password = password_in(&path).map_err(|error| written.refuse_file(&error))?;
+    let password = password_in(&path).map_err(|error| written.refuse_because(error))?;
     if let (DatabaseLocation::Postgres(uri), Some(password)) = (database, password) {
         if uri.password.is_some() {
             return Err(

@@ -15,13 +15,12 @@ use log::LevelFilter;
 use regex_lite::Regex;
 
 pub use database::password_in;
-use raw_setting::{Problem, RawSetting};
+use raw_setting::{RawSetting, WrongSetting};
 pub use runtime::RuntimeConfig;
 pub use search::{GroundingMode, SearchBackend, SearchConfig};
-pub use settings::ConfigError;
 use settings::{Environment, Settings};
 
-use crate::database::DatabaseLocation;
+use crate::database::{DatabaseLocation, Result};
 use crate::listener::{Address, Proxies, TrustedProxy};
 use crate::time_zone;
 
@@ -90,7 +89,7 @@ pub enum Compatibility {
 impl Config {
     /// Reads the file named on the command line, else that of `ADRIATICUM_CONFIG`, else the usual
     /// one if it exists. The environment overrides it.
-    pub fn load(named: Option<&Path>) -> Result<Self, ConfigError> {
+    pub fn load(named: Option<&Path>) -> Result<Self> {
         let variable = env::var_os("ADRIATICUM_CONFIG").filter(|path| !path.is_empty());
         let usual = Path::new(DEFAULT_FILE);
         let file = named
@@ -103,7 +102,7 @@ impl Config {
         Self::read(file.as_deref(), environment.collect())
     }
 
-    fn read(file: Option<&Path>, environment: Environment) -> Result<Self, ConfigError> {
+    fn read(file: Option<&Path>, environment: Environment) -> Result<Self> {
         let mut settings = Settings::read(file, environment)?;
         let api_hosts = settings.value("api_hosts", api_hosts);
         let (console_host, console_is_local) = settings.value("console_host", |written| {
@@ -252,7 +251,7 @@ impl Config {
     }
 }
 
-fn compatibility(written: &RawSetting) -> Result<Compatibility, Problem> {
+fn compatibility(written: &RawSetting) -> Result<Compatibility, WrongSetting> {
     written.parse(|word| match word {
         "strict" => Some(Compatibility::Strict),
         "openai" => Some(Compatibility::OpenAi),
@@ -260,7 +259,7 @@ fn compatibility(written: &RawSetting) -> Result<Compatibility, Problem> {
     })
 }
 
-fn listen(written: &RawSetting) -> Result<Address, Problem> {
+fn listen(written: &RawSetting) -> Result<Address, WrongSetting> {
     written.parse(|text| match text.strip_prefix("unix:") {
         Some(path) => (!path.is_empty()).then(|| Address::Unix(path.into())),
         None => match text.strip_prefix("localhost:") {
@@ -270,7 +269,7 @@ fn listen(written: &RawSetting) -> Result<Address, Problem> {
     })
 }
 
-fn socket_mode(written: &RawSetting) -> Result<u32, Problem> {
+fn socket_mode(written: &RawSetting) -> Result<u32, WrongSetting> {
     written.parse(|text| {
         let digits = text.bytes().all(|b| b.is_ascii_digit()).then_some(text)?;
         u32::from_str_radix(digits, 8)
@@ -279,7 +278,7 @@ fn socket_mode(written: &RawSetting) -> Result<u32, Problem> {
     })
 }
 
-fn api_hosts(written: &RawSetting) -> Result<Vec<String>, Problem> {
+fn api_hosts(written: &RawSetting) -> Result<Vec<String>, WrongSetting> {
     let hosts = written.parse_each(host)?;
     if hosts.is_empty() {
         Err(written.refuse())
@@ -288,7 +287,10 @@ fn api_hosts(written: &RawSetting) -> Result<Vec<String>, Problem> {
     }
 }
 
-fn console_host(written: &RawSetting, api_hosts: &[String]) -> Result<Option<String>, Problem> {
+fn console_host(
+    written: &RawSetting,
+    api_hosts: &[String],
+) -> Result<Option<String>, WrongSetting> {
     written.parse(|text| match text {
         "" => Some(None),
         text => host(text)
@@ -297,7 +299,7 @@ fn console_host(written: &RawSetting, api_hosts: &[String]) -> Result<Option<Str
     })
 }
 
-fn trusted_proxies(written: &RawSetting) -> Result<Proxies, Problem> {
+fn trusted_proxies(written: &RawSetting) -> Result<Proxies, WrongSetting> {
     written.parse_each(TrustedProxy::parse).map(Proxies)
 }
 
@@ -356,7 +358,7 @@ mod tests {
     use super::*;
     use crate::secret::Secret;
 
-    fn environment(variables: &[(&str, &str)]) -> Result<Config, ConfigError> {
+    fn environment(variables: &[(&str, &str)]) -> Result<Config> {
         let owned = variables
             .iter()
             .map(|(name, value)| (name.to_string(), value.to_string()));

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use toml::Spanned;
@@ -14,12 +13,10 @@ use crate::text::{may_hold_a_secret, nearest, shortened};
 
 /// A message about a wrong setting: its place, its value, and the values that are accepted.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Problem {
+pub struct WrongSetting {
     /// The line of the file; variables follow the file.
     pub(super) line: usize,
     pub(super) text: String,
-    /// The system denies this user a file.
-    pub(super) is_denied: bool,
 }
 
 /// Settings whose value is never repeated.
@@ -76,25 +73,17 @@ impl RawSetting {
 
     /// Names the values that the setting accepts. Repeats the one that was found, unless it may
     /// hold a secret.
-    pub fn refuse(&self) -> Problem {
+    pub fn refuse(&self) -> WrongSetting {
         self.refuse_for(&self.setting.accepted())
     }
 
     /// Adds the reason, such as the error of a file.
-    pub fn refuse_because(&self, reason: impl fmt::Display) -> Problem {
+    pub fn refuse_because(&self, reason: impl fmt::Display) -> WrongSetting {
         self.refuse_for(&format!("{} ({reason})", self.setting.accepted()))
     }
 
-    /// Refuses the path of a file that can't be used.
-    pub fn refuse_file(&self, error: &io::Error) -> Problem {
-        Problem {
-            is_denied: error.kind() == io::ErrorKind::PermissionDenied,
-            ..self.refuse_because(error)
-        }
-    }
-
     /// Names the values that are accepted together with other settings.
-    pub fn refuse_for(&self, accepted: &str) -> Problem {
+    pub fn refuse_for(&self, accepted: &str) -> WrongSetting {
         let (name, equals) = match self.place {
             SettingSource::Variable => (self.setting.variable(), "="),
             _ => (self.setting.name.into(), " = "),
@@ -107,10 +96,9 @@ impl RawSetting {
         let text = format!("{setting}: expected {accepted}.");
         match &self.place {
             SettingSource::Line(path, line) => problem_in(path, *line, &text),
-            _ => Problem {
+            _ => WrongSetting {
                 line: usize::MAX,
                 text,
-                is_denied: false,
             },
         }
     }
@@ -123,7 +111,7 @@ impl RawSetting {
         }
     }
 
-    pub fn number(&self) -> Result<u64, Problem> {
+    pub fn number(&self) -> Result<u64, WrongSetting> {
         let number = match &self.value {
             SettingValue::Number(number) => Some(*number),
             SettingValue::Text(text) if self.file().is_none() => text.parse().ok(),
@@ -134,7 +122,7 @@ impl RawSetting {
         number.filter(is_accepted).ok_or_else(|| self.refuse())
     }
 
-    pub fn text(&self) -> Result<&str, Problem> {
+    pub fn text(&self) -> Result<&str, WrongSetting> {
         match &self.value {
             SettingValue::Text(text) => Ok(text),
             _ => Err(self.refuse_for(&format!(
@@ -144,7 +132,7 @@ impl RawSetting {
         }
     }
 
-    pub fn text_or_default(&self) -> Result<&str, Problem> {
+    pub fn text_or_default(&self) -> Result<&str, WrongSetting> {
         self.text().map(|text| {
             if text.is_empty() {
                 self.setting.default_text()
@@ -154,7 +142,7 @@ impl RawSetting {
         })
     }
 
-    pub fn parse<T>(&self, read: impl FnOnce(&str) -> Option<T>) -> Result<T, Problem> {
+    pub fn parse<T>(&self, read: impl FnOnce(&str) -> Option<T>) -> Result<T, WrongSetting> {
         let text = self.text()?;
         let is_known =
             !matches!(self.setting.accepted, Accepted::OneOf(words) if !words.contains(&text));
@@ -164,13 +152,13 @@ impl RawSetting {
             .ok_or_else(|| self.refuse())
     }
 
-    pub fn parse_each<T>(&self, read: impl Fn(&str) -> Option<T>) -> Result<Vec<T>, Problem> {
+    pub fn parse_each<T>(&self, read: impl Fn(&str) -> Option<T>) -> Result<Vec<T>, WrongSetting> {
         let values: Option<Vec<T>> = self.texts()?.into_iter().map(read).collect();
         values.ok_or_else(|| self.refuse())
     }
 
     /// Returns several texts: an array or a single text in the file, separated in a variable.
-    pub fn texts(&self) -> Result<Vec<&str>, Problem> {
+    pub fn texts(&self) -> Result<Vec<&str>, WrongSetting> {
         let separator = if let Accepted::Lines(_) = self.setting.accepted {
             '\n'
         } else {
@@ -195,11 +183,10 @@ impl RawSetting {
     }
 }
 
-fn problem_in(path: &Path, line: usize, text: &str) -> Problem {
-    Problem {
+fn problem_in(path: &Path, line: usize, text: &str) -> WrongSetting {
+    WrongSetting {
         line,
         text: format!("{}:{line}: {text}", path.display()),
-        is_denied: false,
     }
 }
 
@@ -208,12 +195,13 @@ pub(super) type FileSettings = BTreeMap<&'static str, RawSetting>;
 
 /// Reads the settings of a file, and the problems with names that are unknown. Fails if the file is
 /// not TOML.
-pub(super) fn read_file(path: &Path) -> Result<(FileSettings, Vec<Problem>), Vec<Problem>> {
+pub(super) fn read_file(
+    path: &Path,
+) -> Result<(FileSettings, Vec<WrongSetting>), Vec<WrongSetting>> {
     let text = fs::read_to_string(path).map_err(|error| {
-        vec![Problem {
+        vec![WrongSetting {
             line: 0,
             text: format!("{}: it can't be read: {error}.", path.display()),
-            is_denied: error.kind() == io::ErrorKind::PermissionDenied,
         }]
     })?;
     let line_at = |place: usize| {

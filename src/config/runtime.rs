@@ -8,7 +8,7 @@ use rustls::pki_types::CertificateDer;
 use ureq::http::Uri;
 use ureq::http::uri::Authority;
 
-use super::raw_setting::{Problem, RawSetting};
+use super::raw_setting::{RawSetting, WrongSetting};
 use super::settings::Settings;
 use crate::certificates;
 use crate::files;
@@ -52,7 +52,7 @@ pub(super) fn read(settings: &mut Settings) -> RuntimeConfig {
 }
 
 /// Reads the certificates of a PEM file. An empty name counts as not set.
-fn ca(written: &RawSetting) -> Result<Option<Vec<CertificateDer<'static>>>, Problem> {
+fn ca(written: &RawSetting) -> Result<Option<Vec<CertificateDer<'static>>>, WrongSetting> {
     let path = match written.text()? {
         "" => return Ok(None),
         path => Path::new(path),
@@ -61,7 +61,7 @@ fn ca(written: &RawSetting) -> Result<Option<Vec<CertificateDer<'static>>>, Prob
         certificates::make_store(&certificates)?;
         Ok(Some(certificates))
     });
-    certificates.map_err(|error| written.refuse_file(&error))
+    certificates.map_err(|error| written.refuse_because(error))
 }
 
 /// Returns a base address without a slash at its end; `None` if it is not one.
@@ -104,14 +104,14 @@ fn api_key(settings: &mut Settings) -> Option<Secret> {
     key.or(in_file)
 }
 
-fn read_key_file(file: &RawSetting) -> Result<Option<Secret>, Problem> {
+fn read_key_file(file: &RawSetting) -> Result<Option<Secret>, WrongSetting> {
     let text =
-        files::read_text(Path::new(file.text()?)).map_err(|error| file.refuse_file(&error))?;
+        files::read_text(Path::new(file.text()?)).map_err(|error| file.refuse_because(error))?;
     secret(file, &text)
 }
 
 /// Returns a key without the white space around it; `None` if nothing is left.
-fn secret(written: &RawSetting, text: &str) -> Result<Option<Secret>, Problem> {
+fn secret(written: &RawSetting, text: &str) -> Result<Option<Secret>, WrongSetting> {
     let text = text.trim();
     if !text.bytes().all(|b| b.is_ascii_graphic()) {
         return Err(written.refuse());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use regex_lite::Regex;
 
-use super::raw_setting::{Problem, RawSetting};
+use super::raw_setting::{RawSetting, WrongSetting};
 use super::runtime::base_address;
 use super::settings::Settings;
 use crate::database::DatabaseLocation;
@@ -69,7 +69,7 @@ pub(super) fn read(settings: &mut Settings, database: &DatabaseLocation) -> Sear
     }
 }
 
-fn backend(written: &RawSetting) -> Result<Option<SearchBackend>, Problem> {
+fn backend(written: &RawSetting) -> Result<Option<SearchBackend>, WrongSetting> {
     written.parse(|text| match text {
         "" => Some(None),
         "index:" => Some(Some(SearchBackend::Index)),
@@ -83,7 +83,7 @@ fn grounding(
     written: &RawSetting,
     has_backend: bool,
     has_patterns: bool,
-) -> Result<GroundingMode, Problem> {
+) -> Result<GroundingMode, WrongSetting> {
     let mode = written.parse(|word| match word {
         "off" => Some(GroundingMode::Off),
         "always" => Some(GroundingMode::Always),
@@ -102,7 +102,7 @@ fn grounding(
     Ok(mode)
 }
 
-fn patterns(written: &RawSetting) -> Result<Vec<Regex>, Problem> {
+fn patterns(written: &RawSetting) -> Result<Vec<Regex>, WrongSetting> {
     let pattern = |(number, text): (usize, &str)| {
         Regex::new(text)
             .map_err(|error| written.refuse_because(format!("number {number}: {error}")))

@@ -5,41 +5,24 @@
 //! found at once; `finish` then refuses the configuration.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::raw_setting::{FileSettings, Problem, RawSetting, read_file};
+use super::raw_setting::{FileSettings, RawSetting, WrongSetting, read_file};
 use super::reference::{self, PREFIX, SETTINGS, Setting};
+use crate::database::{Problem, ProblemKind, Result};
 use crate::files;
 use crate::text::nearest;
 
-/// All problems of a configuration that can't be used.
-#[derive(Debug, PartialEq, Eq)]
-pub struct ConfigError(Vec<Problem>);
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let [problem] = self.0.as_slice() {
-            return f.write_str(&problem.text);
-        }
-        write!(f, "the configuration has {} problems:", self.0.len())?;
-        self.0
-            .iter()
-            .try_for_each(|problem| write!(f, "\n  {}", problem.text))
+/// Words all that is wrong with a configuration.
+fn refuse(mut wrong: Vec<WrongSetting>) -> Problem {
+    wrong.sort_by_key(|setting| setting.line);
+    let mut lines: Vec<String> = wrong.into_iter().map(|setting| setting.text).collect();
+    if lines.len() > 1 {
+        let count = lines.len();
+        lines.insert(0, format!("the configuration has {count} problems:"));
     }
-}
-
-impl ConfigError {
-    /// Returns true if the system denies this user a file.
-    pub fn is_denied(&self) -> bool {
-        self.0.iter().any(|problem| problem.is_denied)
-    }
-
-    fn new(mut problems: Vec<Problem>) -> Self {
-        problems.sort_by_key(|problem| problem.line);
-        Self(problems)
-    }
+    Problem::new(ProblemKind::Setting, lines.join("\n  "))
 }
 
 /// The values of variables by their names.
@@ -49,7 +32,7 @@ pub type Environment = BTreeMap<String, String>;
 pub struct Settings {
     file: FileSettings,
     environment: Environment,
-    pub problems: Vec<Problem>,
+    pub problems: Vec<WrongSetting>,
     /// The settings that were refused. A problem that follows from one of them is not reported.
     pub wrong: Vec<&'static str>,
     /// The default folder of files with secrets.
@@ -60,7 +43,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    pub fn read(path: Option<&Path>, mut environment: Environment) -> Result<Self, ConfigError> {
+    pub fn read(path: Option<&Path>, mut environment: Environment) -> Result<Self> {
         // The folder where systemd puts the unit's secrets (LoadCredential=). Commands find them
         // beside the configuration.
         let credentials = environment
@@ -71,7 +54,7 @@ impl Settings {
         let (file, problems) = path
             .map(read_file)
             .transpose()
-            .map_err(ConfigError::new)?
+            .map_err(refuse)?
             .unwrap_or_default();
         let secrets = credentials.or_else(|| Some(path?.parent()?.to_owned()));
         Ok(Self {
@@ -127,7 +110,7 @@ impl Settings {
     pub fn optional<T>(
         &mut self,
         name: &'static str,
-        read: impl FnOnce(&RawSetting) -> Result<T, Problem>,
+        read: impl FnOnce(&RawSetting) -> Result<T, WrongSetting>,
     ) -> Option<T> {
         let written = self.take(name)?;
         let value = self.accept(read(&written));
@@ -141,7 +124,7 @@ impl Settings {
     pub fn value<T>(
         &mut self,
         name: &'static str,
-        read: impl Fn(&RawSetting) -> Result<T, Problem>,
+        read: impl Fn(&RawSetting) -> Result<T, WrongSetting>,
     ) -> T {
         self.optional(name, &read).unwrap_or_else(|| {
             let default = RawSetting::by_default(setting(name), setting(name).default_text());
@@ -150,20 +133,20 @@ impl Settings {
     }
 
     /// Returns the value. If it is wrong, reports the problem and returns `None`.
-    pub fn accept<T>(&mut self, read: Result<T, Problem>) -> Option<T> {
+    pub fn accept<T>(&mut self, read: Result<T, WrongSetting>) -> Option<T> {
         read.map_err(|problem| self.problems.push(problem)).ok()
     }
 
     /// Refuses the configuration if there is a problem. Returns the unknown variables, each with
     /// the name that was probably meant.
-    pub fn finish(self) -> Result<Vec<String>, ConfigError> {
+    pub fn finish(self) -> Result<Vec<String>> {
         debug_assert!(
             self.file.is_empty(),
             "settings that are not read: {:?}",
             self.file.keys()
         );
         if !self.problems.is_empty() {
-            return Err(ConfigError::new(self.problems));
+            return Err(refuse(self.problems));
         }
         let known: Vec<String> = SETTINGS
             .iter()

@@ -20,8 +20,8 @@ pub enum ProblemKind {
     Busy,
     /// The disk is full.
     Full,
-    /// The system denies this user a file.
-    Denied,
+    /// The command line is wrong.
+    Usage,
     /// A setting can't be used; a supervisor need not try again.
     Setting,
     /// There is no database, and none is to be created.
@@ -62,8 +62,8 @@ impl Problem {
         Self::new(ProblemKind::Other, text)
     }
 
-    pub fn is_denied(&self) -> bool {
-        self.kind == ProblemKind::Denied
+    pub fn usage(text: impl Into<String>) -> Self {
+        Self::new(ProblemKind::Usage, text)
     }
 
     /// The same problem, with a text in front that says what it is about.
@@ -102,10 +102,6 @@ impl std::error::Error for Problem {}
 
 impl From<io::Error> for Problem {
     fn from(error: io::Error) -> Self {
-        let kind = match error.kind() {
-            io::ErrorKind::PermissionDenied => ProblemKind::Denied,
-            _ => ProblemKind::Other,
-        };
-        Self::new(kind, error.to_string())
+        Self::other(error.to_string())
     }
 }

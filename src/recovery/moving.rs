@@ -9,6 +9,7 @@
 //! neither can know about the other's commit.
 
 use std::cell::RefCell;
+use std::mem;
 use std::time::Instant;
 
 use sha2::{Digest, Sha256};
@@ -82,30 +83,27 @@ fn fill(source: &Session, target: &Session, progress: &Progress) -> Result<Verif
 fn copy(source: &Session, target: &Session, table: &Table, progress: &Progress) -> Result<()> {
     // A new database has a row for the first chain.
     target.execute(&format!("DELETE FROM {}", table.name), &[])?;
-    let rows: i64 = source.value(&format!("SELECT count(*) FROM {}", table.name), &[])?;
-    let mut copied = 0;
+    let (mut copied, mut compared) = (0, 0);
     let mut batch: Vec<Value> = Vec::new();
     let mut written = Sha256::new();
     let [copying, comparing] =
         ["copying", "comparing"].map(|verb| format!("{verb} the table {}", table.name));
-    let show = |work: &str, done: i64| progress.update(work, done as u64, rows as u64, "rows");
-    show(&copying, 0);
     source.query(&table.select(), &[], &mut |row| {
         let values = row.values();
         add(&mut written, &values);
         batch.extend(values);
         copied += 1;
-        if copied == rows || batch.len() >= VALUES_AT_ONCE {
-            target.execute(&table.insert(batch.len() / table.width()), &batch)?;
-            batch.clear();
-            show(&copying, copied);
+        progress.show(&copying, copied);
+        match batch.len() >= VALUES_AT_ONCE {
+            true => table.insert(target, &mem::take(&mut batch)),
+            false => Ok(()),
         }
-        Ok(())
     })?;
-    let (mut found, mut compared) = (Sha256::new(), 0);
+    table.insert(target, &batch)?;
+    let mut found = Sha256::new();
     let mut check = |row: Row| {
-        show(&comparing, compared);
         compared += 1;
+        progress.show(&comparing, compared);
         add(&mut found, &row.values());
         Ok(())
     };
@@ -154,8 +152,17 @@ impl Table {
         )
     }
 
-    /// Inserts this many rows.
-    fn insert(&self, rows: usize) -> String {
+    /// Inserts the rows that have these values.
+    fn insert(&self, target: &Session, values: &[Value]) -> Result<()> {
+        match values.len() / self.width() {
+            0 => Ok(()),
+            rows => target
+                .execute(&self.insert_statement(rows), values)
+                .map(drop),
+        }
+    }
+
+    fn insert_statement(&self, rows: usize) -> String {
         let width = self.width();
         let row = |row: usize| {
             let parameters = (1..=width).map(|column| format!("${}", row * width + column));
@@ -184,7 +191,7 @@ mod tests {
         };
         assert_eq!(table.select(), "SELECT a, b FROM t ORDER BY b, a");
         assert_eq!(
-            table.insert(2),
+            table.insert_statement(2),
             "INSERT INTO t (a, b) VALUES ($1, $2), ($3, $4)"
         );
     }

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use crate::audit::{Actor, AuditRow, NewAuditRow, SELECT_AUDIT};
 use crate::database::sqlite::lock::FileLock;
-use crate::database::sqlite::replacement::{PresentDatabase, Replacement};
+use crate::database::sqlite::replacement::{Backup, PresentDatabase, Replacement};
 use crate::database::{Problem, ProblemKind, Result, Session};
 use crate::ledger::{self, SCHEMA};
 use crate::progress::Progress;
@@ -27,17 +27,17 @@ pub struct Restoration {
     pub synced: Result<()>,
 }
 
-/// Replaces a SQLite database with a backup, which has a name for messages. If this fails, the
-/// present database is as it was, and the error begins with the file that it is about.
+/// Replaces a SQLite database with a backup. If this fails, the present database is as it was, and
+/// the error begins with the file that it is about.
 pub fn restore(
     database: &Path,
-    backup: (&Path, &str),
+    backup: Backup,
     by: &Actor,
     progress: &Progress,
 ) -> Result<Restoration> {
     let _lock = FileLock::take(database).map_err(|problem| problem.of(database.display()))?;
-    let name = backup.1;
-    let mut replacement = Replacement::prepare(database, backup, &SCHEMA, progress)?;
+    let name = backup.name.clone();
+    let replacement = Replacement::prepare(database, backup, &SCHEMA, progress)?;
     let found = ledger::verify(&replacement.session(), progress)?;
     if let Some(fault) = found.fault {
         let text = format!("{name}: its ledger does not verify: {fault}. Use another backup");
@@ -231,69 +231,4 @@ fn take_over_password(session: &Session) -> Result<Vec<String>> {
 fn listed(title: &str, lines: Vec<String>) -> Vec<String> {
     let title = Some(title.to_owned()).filter(|_| !lines.is_empty());
     title.into_iter().chain(lines).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::database::sqlite::OpenFile;
-    use crate::ledger::append::tests::write;
-    use crate::mutex::lock;
-    use crate::store::tests::Temporary;
-
-    #[test]
-    fn the_progress_of_a_backup_and_of_a_restore() {
-        let temporary = Temporary::sqlite();
-        write(&temporary.store, "x", "key_1", 0, 200, Some(1));
-        temporary.store.tamper(
-            "WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 20000)
-             INSERT INTO keys (id, name, permissions, created)
-             SELECT 'more_' || n, hex(randomblob(400)), 'completions', 0 FROM numbers",
-        );
-        let [present, copy] = ["present.db", "copy.db"].map(|name| temporary.folder.join(name));
-        let (progress, lines) = Progress::recorded();
-        let database = temporary.folder.join("test.db");
-        OpenFile::to_read(&database)
-            .and_then(|source| source.copy_to(&copy, &progress))
-            .expect("a backup");
-        let mut states: Vec<String> = std::mem::take(&mut lock(&lines));
-        states
-            .iter_mut()
-            .for_each(|line| line.truncate(line.find('%').unwrap_or(0)));
-        states.dedup();
-        assert!(
-            states.len() > 3 && states.iter().all(|line| line.starts_with("copying: ")),
-            "{states:?}"
-        );
-        std::fs::copy(&copy, &present).expect("a present database");
-        restore(
-            &present,
-            (&copy, "copy.db"),
-            &Actor::command("test".into()),
-            &progress,
-        )
-        .expect("a restore");
-        let mut works: Vec<String> = lock(&lines)
-            .iter()
-            .map(|line| line.split(':').next().unwrap_or_default().to_owned())
-            .collect();
-        works.dedup();
-        let expected = [
-            "copying",
-            "checking the copy",
-            "verifying the rows",
-            "verifying the sums",
-        ];
-        assert_eq!(
-            works,
-            [
-                &expected[..],
-                &[
-                    "checking the present database",
-                    "comparing it with the present database"
-                ]
-            ]
-            .concat()
-        );
-    }
 }

@@ -134,7 +134,10 @@ impl Index {
                 self.path.display()
             )));
         }
-        let path = files::resolve(&self.path).map_err(|error| self.not_opened(&error))?;
+        let path = self
+            .path
+            .canonicalize()
+            .map_err(|error| self.not_opened(&error))?;
         let (connection, read_only) = match connect(&path, OpenFlags::SQLITE_OPEN_READ_ONLY) {
             Err(error)
                 if matches!(
@@ -171,7 +174,7 @@ impl Index {
         work: impl FnOnce(&Connection) -> rusqlite::Result<T>,
     ) -> Result<T, SearchError> {
         // SQLite would create a file that every user may read.
-        let path = files::create(&self.path).and_then(|_| files::resolve(&self.path));
+        let path = files::create(&self.path).and_then(|_| self.path.canonicalize());
         let path = path.map_err(|error| self.not_opened(&error))?;
         let change = || {
             let mut connection = connect(&path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
@@ -217,13 +220,10 @@ impl Index {
     }
 
     fn not_opened(&self, error: &io::Error) -> SearchError {
-        SearchError {
-            is_denied: error.kind() == io::ErrorKind::PermissionDenied,
-            ..failed(format!(
-                "the index {} can't be opened: {error}",
-                self.path.display()
-            ))
-        }
+        failed(format!(
+            "the index {} can't be opened: {error}",
+            self.path.display()
+        ))
     }
 
     fn damaged(&self, how: &str) -> SearchError {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::error::FailureCause;
+use crate::error::{FailureCause, Problem};
 
 /// A piece of a text that others wrote. It may contain anything.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -21,8 +21,6 @@ pub struct Passage {
 pub struct SearchError {
     pub cause: FailureCause,
     pub(super) details: String,
-    /// The system denies this user the index.
-    pub is_denied: bool,
 }
 
 impl SearchError {
@@ -30,7 +28,6 @@ impl SearchError {
         Self {
             cause,
             details: details.into(),
-            is_denied: false,
         }
     }
 }
@@ -38,5 +35,11 @@ impl SearchError {
 impl fmt::Display for SearchError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.details)
+    }
+}
+
+impl From<SearchError> for Problem {
+    fn from(error: SearchError) -> Self {
+        Self::other(error.details)
     }
 }

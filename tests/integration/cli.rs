@@ -370,7 +370,7 @@ fn wrong_use_is_reported() {
         (&[][..], "Usage: adriaticum [OPTIONS] <COMMAND>"),
         (
             &["nonsense"],
-            "adriaticum: unrecognized subcommand 'nonsense'\n\nUsage: adriaticum [OPTIONS] <COMMAND>\n",
+            "error: unrecognized subcommand 'nonsense'\n\nUsage: adriaticum [OPTIONS] <COMMAND>\n",
         ),
         (&["key"], "a similar subcommand exists: 'keys'"),
         (&["--nonsense"], "unexpected argument '--nonsense' found"),
@@ -1251,62 +1251,6 @@ fn an_address_that_other_hosts_can_reach_is_warned_of() {
     }
 }
 
-/// Root is never denied, so with root's tests this shows only that nothing is advised then.
-#[test]
-fn what_is_denied_is_advised_with_sudo() {
-    let server = Server::new(None);
-    let path = server.folder.path("it's.toml");
-    std::fs::write(&path, "").expect("a file");
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o000)).expect("it is ours");
-    let output = server.run(&["--config", path.to_str().expect("text"), "keys", "list"]);
-    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
-    let quoted = format!(
-        "--config '{}' keys list\n",
-        path.display().to_string().replace('\'', r"'\''")
-    );
-    let advised =
-        printed.contains("As root: sudo --preserve-env=ADRIATICUM_") && printed.ends_with(&quoted);
-    assert_eq!(advised, !rustix::process::geteuid().is_root(), "{printed}");
-}
-
-#[test]
-fn the_service_s_key_is_found_beside_its_configuration() {
-    let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime)).sqlite();
-    server.key();
-    let (config, key) = (
-        server.folder.path("a.toml"),
-        server.folder.path("runtime-key"),
-    );
-    std::fs::write(&config, "").expect("a file");
-    std::fs::write(&key, "of-the-runtime\n").expect("a file");
-    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).expect("it is ours");
-    // Run by root, the check runs as the owner of the folder, who may not read the file.
-    if rustix::process::geteuid().is_root() {
-        for path in ["", "adriaticum.db"] {
-            std::os::unix::fs::chown(server.folder.path(path), Some(12_345), Some(54_321))
-                .expect("root may");
-        }
-    }
-    let server = server.set("ADRIATICUM_CONFIG", config.display());
-    let output = server.run(&["check"]);
-    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(
-        output.status.success() && !printed.contains("can't be read"),
-        "{printed}"
-    );
-    let calls = runtime.calls.lock().expect("the calls");
-    let bearers = calls
-        .iter()
-        .filter(|call| call.url.ends_with("/chat/completions"))
-        .map(|call| {
-            call.headers
-                .iter()
-                .any(|(name, value)| name == "authorization" && value == "Bearer of-the-runtime")
-        });
-    assert_eq!(bearers.collect::<Vec<_>>(), [true], "{printed}");
-}
-
 #[test]
 fn an_address_that_cannot_be_used_has_its_reason() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port should be free");
@@ -1415,27 +1359,6 @@ fn a_mistyped_address_keeps_its_password() {
         server.log().contains("configuration not reloaded: ")
     });
     assert!(!server.log().contains("sesame"), "{}", server.log());
-}
-
-/// In the service's folder, root follows no link that the service's user could have put there.
-#[test]
-fn root_follows_no_link_in_the_services_folder() {
-    let server = Server::new(None);
-    let elsewhere = server.folder.path("elsewhere");
-    std::fs::create_dir(server.folder.path("service")).expect("a folder");
-    let database = server.folder.path("service/adriaticum.db");
-    std::os::unix::fs::symlink(&elsewhere, &database).expect("a link");
-    let server = server.set("ADRIATICUM_DATABASE", database.display());
-    assert_eq!(server.run(&["keys", "create", "x"]).status.code(), Some(1));
-    assert!(!elsewhere.exists(), "nothing is created through a link");
-    std::fs::write(&elsewhere, "").expect("a file");
-    if std::os::unix::fs::chown(server.folder.path("service"), Some(12_345), None).is_err() {
-        return; // not root
-    }
-    refused(&server, &["keys", "create", "x"], 1, "symbolic link");
-    assert_eq!(std::fs::metadata(&elsewhere).expect("the file").len(), 0);
-    std::os::unix::fs::chown(server.folder.path("service"), Some(0), None).expect("root may");
-    server.stdout_of(&["keys", "create", "x"]);
 }
 
 #[test]
@@ -1551,57 +1474,6 @@ fn check_prints_nothing_that_a_terminal_executes() {
     assert!(
         is_harmless(table) && table.starts_with(r"\u{1b}]0;x\u{7}\u{a}ok"),
         "{table:?}"
-    );
-}
-
-/// Root can open every file. With PostgreSQL the current folder is anybody's.
-#[test]
-fn check_by_root_names_files_that_the_owner_of_the_folder_cannot_use() {
-    let server = Server::new(None).sqlite();
-    server.key();
-    let database = server.folder.path("adriaticum.db");
-    assert!(database.exists());
-    let give = |path: &std::path::Path, uid| std::os::unix::fs::chown(path, Some(uid), Some(uid));
-    if give(&server.folder.path(""), 1).is_err() {
-        return; // not root
-    }
-    give(&database, 0).expect("root may");
-    let check = |server: &Server| {
-        let output = server.run(&["check"]);
-        [output.stdout, output.stderr].map(|text| String::from_utf8(text).expect("text"))
-    };
-    let [printed, noted] = check(&server);
-    let path = database.display();
-    let finding = format!(
-        "FAIL  files          {path} belongs to root:root with mode 0640, so daemon, the user of the service, can't read and \
-         write it. Run: chown daemon:daemon {path}\n"
-    );
-    assert!(printed.contains(&finding), "{printed}");
-    assert!(
-        noted.contains("As the service's user: sudo -u daemon --preserve-env="),
-        "{noted}"
-    );
-    assert!(
-        noted.lines().any(|line| line.ends_with("adriaticum check")),
-        "{noted}"
-    );
-    assert!(
-        !printed.contains("/proc/") && !noted.contains("/proc/"),
-        "{printed}{noted}"
-    );
-    give(&database, 1).expect("root may");
-    let [printed, _] = check(&server);
-    assert!(!printed.contains("  files  "), "{printed}");
-    give(&server.folder.path(""), 12_345).expect("root may");
-    assert!(check(&server)[1].contains("sudo -u '#12345' "));
-    let server = server.set(
-        "ADRIATICUM_DATABASE",
-        "postgresql://nobody@127.0.0.1:1/none",
-    );
-    let [printed, noted] = check(&server);
-    assert!(
-        !printed.contains("  files  ") && !noted.contains("sudo"),
-        "{printed}{noted}"
     );
 }
 

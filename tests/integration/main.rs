@@ -40,6 +40,7 @@ mod postgres;
 mod ranges;
 mod readiness;
 mod restore;
+mod root;
 mod runtime;
 mod schema_version;
 mod search;

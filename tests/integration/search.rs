@@ -1,16 +1,13 @@
 //! Grounding: a scripted Search with every failure seen in real ones, the embedded index, and what the
 //! model, the client and the ledger get of each.
 
-use std::fs::{self, File};
-use std::io::Read;
-use std::os::unix::fs::{MetadataExt, chown, symlink};
+use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 
 use rusqlite::types::Value as Cell;
-use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
 use serde_json::{Value, json};
 
 use crate::support::{Reply, Runtime, Script, Server, chat, completion};
@@ -924,117 +921,6 @@ fn a_completion_is_grounded_only_if_the_documents_are_about_the_question() {
     );
 }
 
-/// Only root can give files away; as another user, this shows that the check works without.
-#[test]
-fn root_s_index_belongs_to_the_service_and_check_names_one_that_does_not() {
-    let runtime = Runtime::start();
-    let server = indexed(&runtime)
-        .set("ADRIATICUM_API_HOSTS", "localhost")
-        .sqlite();
-    let docs = folder_of(&server, &[("a.txt", b"The Adriatic Sea is deep.")]);
-    let folder = server.folder.path("");
-    let is_root = fs::metadata(&folder).expect("a folder").uid() == 0;
-    if is_root {
-        chown(&folder, Some(12_345), Some(54_321)).expect("root may");
-    }
-    let owner = fs::metadata(&folder).expect("a folder").uid();
-    server.key();
-    server.stdout_of(&["search", "add", &docs]);
-    server.stdout_of(&["search", "query", "Adriatic"]);
-    for entry in fs::read_dir(&folder).expect("a folder") {
-        let entry = entry.expect("a file");
-        let is_of_index = entry
-            .file_name()
-            .to_string_lossy()
-            .starts_with("adriaticum-search.db");
-        let uid = entry.metadata().expect("a file").uid();
-        assert!(!is_of_index || uid == owner, "{entry:?} belongs to {uid}");
-    }
-    let output = server.run(&["check", "--json"]);
-    let printed = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{printed}");
-    assert_eq!(printed.contains("sudo -u '#12345' "), is_root, "{printed}");
-    serde_json::from_slice::<Value>(&output.stdout).expect("JSON");
-    if is_root {
-        for ending in ["", "-wal", "-shm"] {
-            let path = server.folder.path(&format!("adriaticum-search.db{ending}"));
-            let _ = chown(path, Some(0), Some(0));
-        }
-        let output = server.run(&["check"]);
-        let printed = String::from_utf8_lossy(&output.stdout);
-        assert_eq!(output.status.code(), Some(1), "{printed}");
-        let chown = format!(
-            "chown 12345:54321 {}",
-            server.folder.path("adriaticum-search.db").display()
-        );
-        assert!(
-            printed.contains("FAIL  files") && printed.contains(&chown),
-            "{printed}"
-        );
-        assert!(printed.contains("ok    database"), "{printed}");
-    }
-}
-
-/// Root's command wrote into a file elsewhere if the folder's owner put a link in the place of the index meanwhile.
-#[test]
-fn root_writes_nothing_through_a_link_that_replaces_the_index() {
-    let server = indexed(&Runtime::start()).sqlite();
-    let docs = folder_of(&server, &[("a.txt", b"The Adriatic Sea is deep.")]);
-    let [service, elsewhere] = ["service", "elsewhere"].map(|name| server.folder.path(name));
-    fs::create_dir(&service)
-        .and_then(|()| fs::create_dir(&elsewhere))
-        .expect("two folders");
-    let server = server.set("ADRIATICUM_DATABASE", service.join("a.db").display());
-    let (index, other, target) = (
-        service.join("a-search.db"),
-        service.join("x"),
-        elsewhere.join("target"),
-    );
-    fs::write(&target, "").expect("a file");
-    symlink(&target, &index).expect("a link");
-    server.stdout_of(&["search", "add", &docs]);
-    assert!(
-        fs::metadata(&target).expect("a file").len() > 0,
-        "the operator's own link is followed"
-    );
-    if chown(&service, Some(12_345), Some(54_321)).is_err() {
-        return; // not root
-    }
-    // With the WAL that the last reader has left.
-    fs::remove_dir_all(&elsewhere)
-        .and_then(|()| fs::create_dir(&elsewhere))
-        .expect("an empty folder");
-    fs::write(&target, "").expect("a file");
-    let is_over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            while !is_over.load(Ordering::Relaxed) {
-                fs::write(&other, "")
-                    .and_then(|()| fs::rename(&other, &index))
-                    .expect("a file");
-                symlink(&target, &other)
-                    .and_then(|()| fs::rename(&other, &index))
-                    .expect("a link");
-            }
-        });
-        for _ in 0..25 {
-            // It fails if it meets the link.
-            server.run(&["search", "add", &docs]);
-        }
-        is_over.store(true, Ordering::Relaxed);
-    });
-    assert_eq!(
-        fs::metadata(&target).expect("a file").len(),
-        0,
-        "root has written into it"
-    );
-    assert_eq!(
-        fs::read_dir(&elsewhere).expect("a folder").count(),
-        1,
-        "nothing is beside it"
-    );
-}
-
 #[test]
 fn a_damaged_or_missing_index_is_unavailable_until_it_is_back() {
     let runtime = Runtime::start();
@@ -1191,50 +1077,6 @@ fn a_mode_without_search_ends_the_start() {
         printed.contains("ADRIATICUM_SEARCH_GROUNDING") && printed.contains("search.url"),
         "{printed}"
     );
-}
-
-#[test]
-fn a_terminal_has_one_line_of_progress() {
-    let server = Server::new(None);
-    let folder = server.folder.path("many");
-    fs::create_dir(&folder).expect("a folder");
-    for number in 0..600 {
-        fs::write(
-            folder.join(format!("{number}.txt")),
-            "The Velna lighthouse is 47 m high.",
-        )
-        .expect("a file");
-    }
-    let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
-    unlockpt(&terminal).expect("a terminal");
-    let its_side =
-        ioctl_tiocgptpeer(&terminal, OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("its side");
-    let added = File::create(server.folder.path("added")).expect("a file");
-    let mut adding = server
-        .command(&["search", "add", "many"])
-        .stdout(added)
-        .stderr(its_side)
-        .spawn()
-        .expect("it should start");
-    let mut shown = Vec::new();
-    // Fails when the other side is closed.
-    let _ = File::from(terminal).read_to_end(&mut shown);
-    assert!(adding.wait().expect("its end").success());
-    let shown = String::from_utf8(shown).expect("text");
-    let added = fs::read_to_string(server.folder.path("added")).expect("the output");
-    assert_eq!(
-        added
-            .lines()
-            .filter(|line| line.starts_with("added: "))
-            .count(),
-        600
-    );
-    let (states, end) = shown
-        .split_once("\r\x1b[K600 added, 0 replaced")
-        .expect("a free line at the end");
-    let is_state = |line: &str| line.starts_with("adding: ") && line.ends_with(" left\x1b[K");
-    assert!(states.split('\r').any(is_state), "{states:?}");
-    assert!(!end.contains("adding: "), "{end:?}");
 }
 
 #[test]

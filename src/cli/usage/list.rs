@@ -1,16 +1,15 @@
 //! `usage list`: single requests, the newest first.
 
 use super::selection::{Requests, Selection, heading, json_lines};
-use crate::cli::error::CliError;
-use crate::cli::output::print;
+use crate::cli::shared::print;
 use crate::cli::text_table;
 use crate::config::Config;
-use crate::database::ProblemKind;
+use crate::database::{ProblemKind, Result};
 use crate::ledger::LedgerRow;
 use crate::text::{count, grouped};
 use crate::when::Zone;
 
-pub fn run(options: Requests, limit: usize, config: &Config) -> Result<(), CliError> {
+pub fn run(options: Requests, limit: usize, config: &Config) -> Result<()> {
     let selection = Selection::open(&options, config)?;
     let (rows, is_more) = newest_rows(&selection, limit)?;
     let zone = &selection.store.zone;
@@ -42,7 +41,7 @@ pub fn run(options: Requests, limit: usize, config: &Config) -> Result<(), CliEr
 fn newest_rows(
     Selection { store, filter }: &Selection,
     limit: usize,
-) -> Result<(Vec<LedgerRow>, bool), CliError> {
+) -> Result<(Vec<LedgerRow>, bool)> {
     let (mut rows, mut before) = (Vec::new(), None);
     // One more than the limit shows that there are more. A search for a gateway ends after some
     // rows, found or not.
@@ -86,7 +85,7 @@ fn list_line(row: &LedgerRow, zone: &Zone) -> Vec<String> {
 }
 
 /// Says on standard error if retention has removed rows of a list.
-fn note_removed_rows(selection: &Selection, listed: i64) -> Result<(), CliError> {
+fn note_removed_rows(selection: &Selection, listed: i64) -> Result<()> {
     let removed = match selection.grouped(&[]) {
         Ok(rows) => match rows.iter().map(|row| row.sums.requests).sum::<i64>() - listed {
             ..=0 => return Ok(()),
@@ -95,7 +94,7 @@ fn note_removed_rows(selection: &Selection, listed: i64) -> Result<(), CliError>
         Err(problem) if problem.kind == ProblemKind::RowsRemoved => {
             "Some requests of this range".into()
         }
-        Err(error) => return Err(error.into()),
+        Err(error) => return Err(error),
     };
     eprintln!(
         "{removed} have no row any more (usage.retention_days): adriaticum usage has their sums."

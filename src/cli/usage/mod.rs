@@ -9,9 +9,9 @@ mod verify;
 use clap::ArgAction;
 
 use self::selection::Requests;
-use super::error::CliError;
-use super::parsers::{expecting, one_of};
+use super::shared::{expecting, one_of};
 use crate::config::Config;
+use crate::database::{Problem, Result};
 use crate::ledger::Grouping;
 
 /// Show the requests and tokens of the ledger
@@ -57,7 +57,7 @@ enum UsageCommand {
 }
 
 impl UsageOptions {
-    pub fn run(self, config: &Config) -> Result<(), CliError> {
+    pub fn run(self, config: &Config) -> Result<()> {
         let Self {
             requests,
             by,
@@ -65,7 +65,7 @@ impl UsageOptions {
         } = self;
         match command {
             None => report::run(requests.unwrap_or_default(), &by, config),
-            Some(_) if requests.is_some() || !by.is_empty() => Err(CliError::usage(
+            Some(_) if requests.is_some() || !by.is_empty() => Err(Problem::usage(
                 "options before list, show or verify are those of the report. Put them after it.",
             )),
             Some(UsageCommand::List { requests, limit }) => list::run(requests, limit, config),

@@ -3,19 +3,19 @@
 use serde::Serialize;
 
 use super::selection::{Requests, Selection, heading, json_lines};
-use crate::cli::error::CliError;
-use crate::cli::output::print;
+use crate::cli::shared::print;
 use crate::cli::text_table;
 use crate::config::Config;
+use crate::database::{Problem, Result};
 use crate::ledger::{Grouping, Sums, UsageRow};
 use crate::text::{cells, count, csv_line, grouped};
 use crate::when::Range;
 
-pub fn run(options: Requests, by: &[Grouping], config: &Config) -> Result<(), CliError> {
+pub fn run(options: Requests, by: &[Grouping], config: &Config) -> Result<()> {
     if !Grouping::fit_together(by) {
         let message =
             "--by takes one group, or two that differ, of which one may be hour, day or month.";
-        return Err(CliError::usage(message));
+        return Err(Problem::usage(message));
     }
     let selection = Selection::open(&options, config)?;
     let mut rows = selection.grouped(by)?;

@@ -2,12 +2,10 @@
 
 use serde::Serialize;
 
-use crate::cli::error::CliError;
 use crate::cli::keys;
-use crate::cli::open_store::open_store;
-use crate::cli::parsers::{expecting, parse_when};
+use crate::cli::shared::{expecting, open_store, parse_when};
 use crate::config::Config;
-use crate::database::Problem;
+use crate::database::{Problem, Result};
 use crate::ledger::{Filter, Grouping, Matching, RowFilter, UsageRow};
 use crate::store::Store;
 use crate::when::{self, Range, When, Zone};
@@ -55,7 +53,7 @@ pub struct Selection {
 }
 
 impl Selection {
-    pub fn open(requests: &Requests, config: &Config) -> Result<Self, CliError> {
+    pub fn open(requests: &Requests, config: &Config) -> Result<Self> {
         let store = open_store(config)?;
         let (now, zone) = (when::now(), &store.zone);
         let month = requests.month.as_deref();
@@ -66,7 +64,7 @@ impl Selection {
                 Ok,
             )
             .and_then(|range| range.checked(now, zone))
-            .map_err(|message| CliError::usage(&message))?;
+            .map_err(Problem::usage)?;
         let keys = requests.key.as_ref().map(|text| keys::ids(&store, text));
         let keys = keys.transpose()?;
         if let Some(name) = &requests.gateway {
@@ -119,12 +117,12 @@ pub fn heading(period: Range, zone: &Zone) -> String {
 
 /// Refuses a misspelt name, which would have no requests. The chain of a moved ledger has an empty
 /// name.
-fn check_gateway(store: &Store, name: &str) -> Result<(), CliError> {
+fn check_gateway(store: &Store, name: &str) -> Result<()> {
     let gateways = store.ledger.gateways()?;
     if name.is_empty() || gateways.iter().any(|gateway| gateway.name == name) {
         return Ok(());
     }
-    Err(CliError::failed(format!(
+    Err(Problem::other(format!(
         "there is no gateway {name:?}. List the gateways: adriaticum usage --by gateway"
     )))
 }

@@ -1,15 +1,14 @@
 //! `usage show`: one request.
 
-use crate::cli::error::CliError;
-use crate::cli::open_store::open_store;
-use crate::cli::output::{print, print_json};
+use crate::cli::shared::{open_store, print, print_json};
 use crate::cli::text_table;
 use crate::config::Config;
+use crate::database::{Problem, Result};
 
-pub fn run(id: &str, json: bool, config: &Config) -> Result<(), CliError> {
+pub fn run(id: &str, json: bool, config: &Config) -> Result<()> {
     let store = open_store(config)?;
     let row = store.ledger.find_row(id)?.ok_or_else(|| {
-        CliError::failed(format!(
+        Problem::other(format!(
             "there is no row for {id:?}. A request without a valid key has none, and retention removes old rows."
         ))
     })?;

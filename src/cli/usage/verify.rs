@@ -2,11 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::cli::error::CliError;
-use crate::cli::open_store::open_store;
-use crate::cli::output::{print, print_json};
-use crate::cli::parsers::expecting;
+use crate::cli::shared::{expecting, open_store, print, print_json};
 use crate::config::Config;
+use crate::database::{Problem, Result};
 use crate::ledger::{ChainHead, HeadStatus, Verification};
 use crate::progress::Progress;
 use crate::text::count;
@@ -26,10 +24,7 @@ pub(super) struct VerifyOptions {
     json: bool,
 }
 
-pub(super) fn run(
-    VerifyOptions { through, json }: VerifyOptions,
-    config: &Config,
-) -> Result<(), CliError> {
+pub(super) fn run(VerifyOptions { through, json }: VerifyOptions, config: &Config) -> Result<()> {
     let store = open_store(config)?;
     let found = store.ledger.verify_with(&Progress::on_stderr())?;
     let find = |head| store.ledger.find_head(&head).map(|status| (status, head));
@@ -40,7 +35,7 @@ pub(super) fn run(
     } else if failure.is_none() {
         print(&summary(&found, through.as_ref()))?;
     }
-    failure.map_or(Ok(()), |message| Err(CliError::failed(message)))
+    failure.map_or(Ok(()), |message| Err(Problem::other(message)))
 }
 
 /// Returns the reason why the ledger or the given head can't be trusted. A head that can't be

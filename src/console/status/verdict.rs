@@ -106,7 +106,7 @@ fn known_failures(console: &Console) -> Vec<Finding> {
     if let Some(error) = monitoring.store.ledger.outage() {
         failures.push(Finding::fail(
             "database",
-            checks::database_failed(&console.config, &error),
+            checks::database_failed(&console.config, error).text,
         ));
     }
     if let Some(acceptor) = &monitoring.acceptor {

@@ -7,7 +7,7 @@ use std::path::Path;
 use rusqlite::OpenFlags;
 use rusqlite::types::{ToSqlOutput, ValueRef};
 
-use super::connection::{MEBIBYTE, OpenFile, connect, while_running};
+use super::connection::{OpenFile, connect};
 use crate::database::{Problem, ProblemKind, Result};
 use crate::files;
 use crate::progress::Progress;
@@ -15,7 +15,7 @@ use crate::progress::Progress;
 impl OpenFile {
     /// Copies the database as it is at this moment, while others write, to a new file that only its
     /// owner and group may read. An error begins with the path that it is about.
-    pub fn copy_to(mut self, to: &Path, progress: &Progress) -> Result<()> {
+    pub fn copy_to(self, to: &Path, progress: &Progress) -> Result<()> {
         let source = self.path.display().to_string();
         match files::create(to) {
             Ok(true) => {}
@@ -39,19 +39,12 @@ impl OpenFile {
             })
     }
 
-    fn vacuum_into(&mut self, to: &Path, progress: &Progress) -> Result<()> {
-        // The connection's NOFOLLOW holds for the copy too.
-        let to = files::resolve(to)?;
-        let size = "SELECT (page_count - freelist_count) * page_size
-            FROM pragma_page_count, pragma_freelist_count, pragma_page_size";
-        let size: i64 = self.connection.query_row(size, [], |row| row.get(0))?;
-        let size = size.max(0) as u64 / MEBIBYTE;
-        let (copied, progress) = (to.clone(), progress.clone());
-        progress.update("copying", 0, size, "MiB");
-        while_running(&mut self.connection, move |_| {
-            let done = copied.metadata().map_or(0, |file| file.len());
-            progress.update("copying", done / MEBIBYTE, size, "MiB");
-        })?;
+    fn vacuum_into(&self, to: &Path, progress: &Progress) -> Result<()> {
+        // The connection's NOFOLLOW holds for the copy too: in a folder that others may write to,
+        // they could put a link in its place.
+        let name = to.file_name().unwrap_or_default();
+        let to = files::folder(to).canonicalize()?.join(name);
+        progress.show("copying the database", 0);
         // A path need not be UTF-8, and SQLite takes any bytes as text.
         let path = ValueRef::Text(to.as_os_str().as_bytes());
         self.connection
@@ -62,6 +55,6 @@ impl OpenFile {
 
 /// Returns what a query for a number finds in a file that nothing has open.
 pub fn count(path: &Path, query: &str) -> Result<i64> {
-    let connection = connect(&files::resolve(path)?, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+    let connection = connect(&path.canonicalize()?, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
     Ok(connection.query_row(query, [], |row| row.get(0))?)
 }

@@ -14,7 +14,6 @@ use super::database_files::{FileIdentity, FileState};
 use super::read_only_file::{FLAGS, ReadOnlyFile, check_usable};
 use crate::database::{Problem, ProblemKind, Result};
 use crate::files::{self, with_suffix};
-use crate::progress::Progress;
 
 /// The time that a new connection waits for other processes.
 const START_TIMEOUT: Duration = Duration::from_secs(5);
@@ -25,9 +24,6 @@ const PAGE_CACHE: i64 = 128;
 /// The number of prepared statements that a connection keeps: more than there are on a request's
 /// path.
 const STATEMENTS: usize = 64;
-
-/// The unit in which the progress of a copy is displayed.
-pub const MEBIBYTE: u64 = 1_048_576;
 
 /// A database, as it was opened.
 pub struct OpenFile {
@@ -43,7 +39,7 @@ pub struct OpenFile {
 impl OpenFile {
     /// Creates an empty file if there is none. Fails if it can't be written.
     pub fn to_write(path: &Path) -> Result<Self> {
-        let path = files::create(path).and_then(|_| files::resolve(path))?;
+        let path = files::create(path).and_then(|_| path.canonicalize())?;
         let identity = FileState::read(&path)?.identity;
         let open = || -> rusqlite::Result<Connection> {
             let connection = connect(&path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
@@ -74,7 +70,7 @@ impl OpenFile {
         if path.is_dir() {
             return Err(io::Error::from(io::ErrorKind::IsADirectory).into());
         }
-        let path = files::resolve(path)?;
+        let path = path.canonicalize()?;
         let identity = FileState::read(&path)?.identity;
         match connect(&path, OpenFlags::SQLITE_OPEN_READ_WRITE) {
             Err(error) if can_t_be_written(&error) => Self::alone(path),
@@ -182,33 +178,6 @@ pub fn switch_journal(connection: &Connection, journal: &str) -> rusqlite::Resul
         }
         thread::sleep(Duration::from_millis(5));
     }
-}
-
-/// Calls `each` every few milliseconds while a statement of the connection runs, with the number of
-/// steps of all of them so far.
-pub fn while_running(
-    connection: &mut Connection,
-    mut each: impl FnMut(u64) + Send + 'static,
-) -> Result<()> {
-    const STEPS: u32 = 5_000;
-    let mut steps = 0;
-    let each = move || {
-        steps += u64::from(STEPS);
-        each(steps);
-        false
-    };
-    Ok(connection.progress_handler(STEPS as i32, Some(each))?)
-}
-
-/// Shows the time while a statement of the connection runs.
-pub fn show_time(
-    connection: &mut Connection,
-    work: &'static str,
-    progress: &Progress,
-) -> Result<()> {
-    let progress = progress.clone();
-    progress.update(work, 0, 0, "");
-    while_running(connection, move |_| progress.update(work, 0, 0, ""))
 }
 
 pub fn check_every_page(connection: &Connection) -> Result<()> {

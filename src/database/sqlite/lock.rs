@@ -13,7 +13,6 @@
 use std::fs::{File, TryLockError};
 use std::io::{self, Read, Write};
 use std::mem::ManuallyDrop;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process;
 
@@ -40,14 +39,14 @@ impl FileLock {
         };
         // Beside the database's own file, whichever link leads to it. A database that is yet to be
         // created has no link.
-        let real = files::resolve(database).unwrap_or_else(|_| database.to_owned());
+        let real = database
+            .canonicalize()
+            .unwrap_or_else(|_| database.to_owned());
         let path = with_suffix(&real, ".lock");
         let lock_file_error = |error: io::Error| Problem::from(error).of(path.display());
         files::create(&path).map_err(lock_file_error)?;
-        let mut options = File::options();
-        options.read(true).custom_flags(files::NO_FOLLOW);
-        let mut name = options
-            .clone()
+        let mut name = File::options()
+            .read(true)
             .write(true)
             .open(&path)
             .map(keep_open)
@@ -72,7 +71,7 @@ impl FileLock {
         if !real.exists() {
             files::create(&real)?;
         }
-        let database = options.open(&real).map(keep_open)?;
+        let database = File::open(&real).map(keep_open)?;
         if !try_lock(&database)? {
             return Err(taken("unknown".into()));
         }

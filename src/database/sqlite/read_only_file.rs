@@ -8,7 +8,7 @@
 //! is as it was.
 
 use std::fmt::Write;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use rusqlite::{Connection, OpenFlags};
 use rustix::fs::Access;
 
 use super::database_files::FileState;
-use crate::files::with_suffix;
+use crate::files::{self, with_suffix};
 
 /// The flags of every connection. One thread at a time uses it, so SQLite's own locks around it are
 /// not needed. The path has no links: NOFOLLOW is for one that is put there meanwhile.
@@ -29,6 +29,8 @@ pub const LOGS: [&str; 2] = ["-wal", "-journal"];
 /// A database that nothing has written to since this was made.
 pub struct ReadOnlyFile {
     path: PathBuf,
+    /// The user who opened it may not be the one who checks it.
+    file: File,
     pub state: FileState,
 }
 
@@ -36,10 +38,11 @@ impl ReadOnlyFile {
     /// Fails if it can't be read, or if a part of the content is not in the file itself. The path
     /// has no links.
     pub fn new(path: &Path) -> io::Result<Self> {
-        rustix::fs::access(path, Access::READ_OK)?;
+        let file = files::open(path)?;
         let read_only = Self {
             path: path.to_owned(),
-            state: FileState::read(path)?,
+            state: FileState::of(&file.metadata()?),
+            file,
         };
         match read_only.log() {
             None => Ok(read_only),
@@ -59,7 +62,7 @@ impl ReadOnlyFile {
     /// Fails if another process may have written to it: what was read since may be wrong.
     pub fn check(&self) -> io::Result<()> {
         match self.log() {
-            None if FileState::read(&self.path).is_ok_and(|state| state == self.state) => Ok(()),
+            None if FileState::of(&self.file.metadata()?) == self.state => Ok(()),
             _ => Err(io::Error::other(
                 "another process changed it while it was read: try again",
             )),

@@ -7,14 +7,13 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, OpenFlags};
 
 use super::connection::{
-    OpenFile, check_every_page, check_every_page_and_index, connect, is_missing, show_time,
-    switch_journal,
+    OpenFile, check_every_page, check_every_page_and_index, connect, is_missing, switch_journal,
 };
 use super::database_files::FileState;
 use super::lock::keep_open;
@@ -22,9 +21,17 @@ use super::read_only_file::{LOGS, uri};
 use super::session;
 use crate::database::schema::{self, refuse_other_program};
 use crate::database::{Access, Problem, ProblemKind, Result, Schema, Session};
-use crate::files::{self, NO_FOLLOW, with_suffix};
+use crate::files::{self, with_suffix};
 use crate::progress::Progress;
 use crate::when;
+
+/// A backup that is to be restored. It is only read, and nothing beside it is ever applied to it:
+/// in a folder that others may write to, they could replace every page with a WAL of theirs.
+pub struct Backup {
+    /// For messages.
+    pub name: String,
+    file: OpenFile,
+}
 
 /// A copy of a backup beside the database that it is to replace.
 pub struct Replacement {
@@ -48,25 +55,36 @@ pub enum PresentDatabase {
     Unreadable(Problem),
 }
 
+impl Backup {
+    /// Refuses the database itself. An error begins with the name.
+    pub fn open(path: &Path, name: String, database: &Path) -> Result<Self> {
+        match open_backup(database, path) {
+            Ok(file) => Ok(Self { name, file }),
+            Err(problem) => Err(about_backup(&name, problem)),
+        }
+    }
+}
+
+fn about_backup(name: &str, problem: Problem) -> Problem {
+    match problem.kind {
+        ProblemKind::Damaged => Problem::other(format!(
+            "{name}: it is damaged or not a database. Use another backup"
+        )),
+        _ => problem.of(name),
+    }
+}
+
 impl Replacement {
-    /// Copies a backup, which is only read, checks all of the copy, and brings it to the present
-    /// version. Nothing beside the backup is ever applied to it: in a folder that others may write
-    /// to, they could replace every page with a WAL of theirs. An error begins with the name of the
-    /// file that it is about; `name` is that of the backup.
+    /// Copies a backup, checks all of the copy, and brings it to the present version. An error
+    /// begins with the name of the file that it is about.
     pub fn prepare(
         database: &Path,
-        (backup, name): (&Path, &str),
+        Backup { name, file }: Backup,
         schema: &Schema,
         progress: &Progress,
     ) -> Result<Self> {
-        let about_backup = |problem: Problem| match problem.kind {
-            ProblemKind::Damaged => Problem::other(format!(
-                "{name}: it is damaged or not a database. Use another backup"
-            )),
-            _ => problem.of(name),
-        };
-        let source = open_backup(database, backup).map_err(about_backup)?;
-        let database = match files::resolve(database) {
+        let about_backup = |problem: Problem| about_backup(&name, problem);
+        let database = match database.canonicalize() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => database.to_owned(),
             resolved => resolved.map_err(|error| Problem::from(error).of(database.display()))?,
         };
@@ -74,8 +92,7 @@ impl Replacement {
         // An interrupted restore may have left a copy.
         copy.remove()
             .map_err(|error| Problem::from(error).of(copy.0.display()))?;
-        source
-            .copy_to(&copy.0, progress)
+        file.copy_to(&copy.0, progress)
             .map_err(|problem| match problem.kind {
                 ProblemKind::Damaged => about_backup(problem),
                 _ => problem,
@@ -102,7 +119,7 @@ impl Replacement {
 
     /// Attaches the present database as `present`. A sound one is locked, which fails while another
     /// process has it open.
-    pub fn attach_present(&mut self, progress: &Progress) -> Result<PresentDatabase> {
+    pub fn attach_present(&self, progress: &Progress) -> Result<PresentDatabase> {
         let path = &self.database;
         match is_missing(path) {
             Ok(true) => return Ok(PresentDatabase::Missing),
@@ -118,7 +135,7 @@ impl Replacement {
             Err(problem) => return Err(problem.of(path.display())),
         };
         let comparing = "comparing it with the present database";
-        show_time(&mut self.connection, comparing, progress)?;
+        progress.show(comparing, 0);
         match self.attach(is_sound) {
             Ok(()) if is_sound => Ok(PresentDatabase::Sound),
             Ok(()) => Ok(PresentDatabase::Damaged),
@@ -197,16 +214,11 @@ impl Replacement {
         Ok((is_kept.then_some(kept), self.sync_folder().err()))
     }
 
-    /// Gives the copy the owner and the mode of the database, and syncs it.
+    /// Gives the copy the mode of the database, and syncs it.
     fn sync_copy(&self) -> io::Result<()> {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).custom_flags(NO_FOLLOW);
-        let file = keep_open(options.open(&self.copy.0)?);
+        let file = OpenOptions::new().read(true).write(true).open(&self.copy.0);
+        let file = keep_open(file?);
         if let Ok(old) = fs::symlink_metadata(&self.database) {
-            let new = file.metadata()?;
-            if (old.uid(), old.gid()) != (new.uid(), new.gid()) {
-                fchown(&*file, Some(old.uid()), Some(old.gid()))?;
-            }
             file.set_permissions(fs::Permissions::from_mode(old.mode() & 0o777))?;
         }
         file.sync_all()
@@ -260,8 +272,8 @@ fn open_backup(database: &Path, backup: &Path) -> Result<OpenFile> {
 /// Reads every page and every index of a copy, and upgrades it.
 fn check_copy(copy: &Path, schema: &Schema, progress: &Progress) -> Result<Connection> {
     let mode = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_URI;
-    let mut connection = connect(copy, mode)?;
-    show_time(&mut connection, "checking the copy", progress)?;
+    let connection = connect(copy, mode)?;
+    progress.show("checking the copy", 0);
     check_every_page_and_index(&connection)?;
     let copy = session(&connection);
     if schema::version(&copy)?.is_none() {
@@ -271,15 +283,14 @@ fn check_copy(copy: &Path, schema: &Schema, progress: &Progress) -> Result<Conne
         ));
     }
     schema.bring_up_to_date(&copy, Access::Serve)?;
-    connection.progress_handler(0, None::<fn() -> bool>)?;
     Ok(connection)
 }
 
 /// Reads every page of the present database and moves its WAL into it, which fails while another
 /// process has it open.
 fn check_present(path: &Path, progress: &Progress) -> Result<()> {
-    let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
-    show_time(&mut connection, "checking the present database", progress)?;
+    let connection = connect(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+    progress.show("checking the present database", 0);
     check_every_page(&connection)?;
     drop(connection);
     let connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
@@ -290,8 +301,7 @@ fn check_present(path: &Path, progress: &Progress) -> Result<()> {
 fn keep(from: &Path, to: &Path) -> io::Result<()> {
     fs::hard_link(from, to).or_else(|_| {
         files::create(to)?;
-        let mut options = OpenOptions::new();
-        let mut copy = options.write(true).custom_flags(NO_FOLLOW).open(to)?;
+        let mut copy = OpenOptions::new().write(true).open(to)?;
         io::copy(&mut &*keep_open(File::open(from)?), &mut copy)?;
         copy.sync_all()
     })
