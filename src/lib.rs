@@ -17,6 +17,7 @@
 //! - `background` reloads the configuration on SIGHUP and probes failed runtimes.
 //! - `metrics` counts requests and their outcomes; `monitoring` serves them, and answers health
 //!   probes. `checks` tests every part that a completion needs.
+//! - `report` has the rows of every list and the query of a page, for `cli` and `console`.
 //!
 //! Invariants:
 //!
@@ -61,6 +62,7 @@ mod mutex;
 pub mod network;
 pub mod progress;
 mod rate_limiter;
+mod report;
 pub mod secret;
 mod text;
 mod thread_pool;

@@ -20,7 +20,7 @@ macro_rules! words {
                 Self::ALL.into_iter().find(|value| value.as_str() == word)
             }
 
-            pub fn as_str(self) -> &'static str {
+            pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$value => $word),+ }
             }
         }

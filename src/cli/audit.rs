@@ -1,11 +1,10 @@
 //! `audit`: who changed what.
 
 use super::shared::{open_store, parse_when, print, print_json};
-use super::text_table;
-use crate::audit::AuditRow;
 use crate::config::Config;
 use crate::database::{Problem, Result};
-use crate::when::{self, Range, When, Zone};
+use crate::report::rows;
+use crate::when::{self, Range, When};
 
 /// Show who changed what: keys, password, settings, sign-ins
 ///
@@ -32,23 +31,5 @@ pub(super) fn run(options: &AuditOptions, config: &Config) -> Result<()> {
     if options.json {
         return print_json(&rows);
     }
-    print(&text_table::with_heading(
-        "time,action,via,by,key,details",
-        rows.iter().map(|row| line(row, &store.zone)),
-    ))
-}
-
-fn line(row: &AuditRow, zone: &Zone) -> Vec<String> {
-    let key = match (&row.key_id, &row.key_name) {
-        (Some(id), Some(name)) => format!("{id} ({name})"),
-        _ => "-".into(),
-    };
-    vec![
-        zone.format_minute(Some(row.created)),
-        row.description(),
-        row.via.clone(),
-        row.actor.clone(),
-        key,
-        row.details.clone(),
-    ]
+    print(&rows::audit(&rows, &store.zone).to_text("time,action,via,by,key,details"))
 }

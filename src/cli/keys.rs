@@ -4,7 +4,6 @@ use clap::ArgGroup;
 
 use super::console::read_secret;
 use super::shared::{expecting, one_of, open_store, open_to_change, print, print_json, wrong_when};
-use super::text_table;
 use crate::audit::Actor;
 use crate::config::Config;
 use crate::database::{Access, Problem, Result};
@@ -12,9 +11,11 @@ use crate::keys::{
     self, Budget, CONCURRENT_TAKES, Key, KeyChanged, KeyName, KeyState, KeyTerms, LONGEST_OVERLAP,
     Permission, parse_concurrent,
 };
+use crate::ledger::Sums;
+use crate::report::query::Query;
+use crate::report::rows::{self, KeyRow};
 use crate::secret::{SecretDigest, contains_secret, new_secret};
 use crate::store::Store;
-use crate::text::grouped;
 use crate::when::{self, DAY, When, Zone};
 
 /// Create, list, change, rotate and revoke API keys
@@ -225,44 +226,14 @@ fn list(state: Option<KeyState>, json: bool, config: &Config) -> Result<()> {
         }
         Some(state) if keys.is_empty() => eprintln!("No key is {}.", state.as_str()),
         _ => {
-            let heading =
+            let rows: Vec<KeyRow> = keys.into_iter().map(|key| (key, Sums::default())).collect();
+            let query = Query::none(&store.zone);
+            let columns =
                 "id,name,secret,state,permissions,created,expires,last used,concurrent,budget";
-            print(&text_table::with_heading(
-                heading,
-                keys.iter().map(|key| row(key, now, &store.zone)),
-            ))?;
+            print(&rows::keys(&rows, now, &query).to_text(columns))?;
         }
     }
     Ok(())
-}
-
-fn row(key: &Key, now: i64, zone: &Zone) -> Vec<String> {
-    let state = key.state(now).as_str();
-    let terms = &key.terms;
-    let used = |Budget { tokens, per, used }| {
-        let per = per.as_str();
-        format!("{} of {}/{per}", grouped(used), grouped(tokens))
-    };
-    let secret = key.overlap.as_ref().map_or(key.hint.clone(), |old| {
-        let ends = zone.format_minute(Some(old.ends));
-        format!("{}, and {} until {ends}", key.hint, old.hint)
-    });
-    vec![
-        key.id.clone(),
-        key.name.clone(),
-        secret,
-        key.revoked.map_or(state.into(), |_| {
-            format!("{state} {}", zone.format_minute(key.revoked))
-        }),
-        Permission::join(&terms.permissions),
-        zone.format_minute(Some(key.created)),
-        zone.format_minute(terms.expires),
-        zone.format_minute(key.last_used),
-        terms
-            .concurrent
-            .map_or_else(|| "-".into(), |number| number.to_string()),
-        terms.budget.map_or_else(|| "-".into(), used),
-    ]
 }
 
 fn rename(text: &str, name: KeyName, config: &Config, by: &Actor) -> Result<()> {

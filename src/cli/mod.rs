@@ -9,7 +9,6 @@ mod recovery;
 mod search;
 mod serve;
 mod shared;
-mod text_table;
 mod usage;
 mod user;
 
@@ -73,7 +72,7 @@ enum Command {
     Serve,
     #[command(subcommand)]
     Keys(keys::KeysCommand),
-    Usage(usage::UsageOptions),
+    Usage(Box<usage::UsageOptions>),
     #[command(subcommand)]
     Search(search::SearchCommand),
     #[command(subcommand)]

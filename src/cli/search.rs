@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use super::shared::{about, note, print, print_json};
-use super::text_table;
 use crate::config::{Config, absolute};
 use crate::database::{Problem, Result};
+use crate::report::table::{Cell, Table};
 use crate::search::documents::{self, Candidate};
-use crate::search::{Added, Document, Index, Passage};
+use crate::search::{Added, Index, Passage};
 use crate::text::count;
 use crate::when;
 
@@ -171,21 +171,17 @@ fn list(index: &Index, json: bool) -> Result<()> {
         eprintln!("There are no documents yet. Add some: adriaticum search add PATH");
         return Ok(());
     }
-    print(&text_table::with_heading(
-        "id,title,passages,bytes,added,path",
-        documents.iter().map(row),
-    ))
-}
-
-fn row(document: &Document) -> Vec<String> {
-    vec![
-        document.id.to_string(),
-        document.title.clone(),
-        document.passages.to_string(),
-        document.size.to_string(),
-        when::Zone::utc().format_minute(Some(document.added)),
-        document.path.clone(),
-    ]
+    let utc = when::Zone::utc();
+    let table = Table::new(&documents)
+        .number("id", "Id", |row| Cell::text(row.id.to_string()))
+        .text("title", "Title", |row| Cell::text(&row.title))
+        .number("passages", "Passages", |row| {
+            Cell::text(row.passages.to_string())
+        })
+        .number("bytes", "Bytes", |row| Cell::text(row.size.to_string()))
+        .text("added", "Added", |row| Cell::minute(Some(row.added), &utc))
+        .text("path", "Path", |row| Cell::text(&row.path));
+    print(&table.to_text("id,title,passages,bytes,added,path"))
 }
 
 fn remove(index: &Index, named: &str) -> Result<()> {

@@ -6,6 +6,8 @@
 mod audit;
 pub mod browsers;
 mod error_pages;
+mod export;
+mod filters;
 mod html;
 mod keys;
 mod layout;
@@ -165,15 +167,16 @@ fn signed_in(operator: &Operator) -> PageResult {
         ("GET", ["keys", "new"]) => keys::new(operator),
         ("GET", ["keys", id]) => keys::page(operator, id),
         ("POST", ["keys", id]) => keys::change(operator, id),
+        ("GET", ["keys", id, "rotate"]) => keys::confirm_rotate(operator, id),
+        ("POST", ["keys", id, "rotate"]) => keys::rotate(operator, id),
         ("GET", ["keys", id, "revoke"]) => keys::confirm_revoke(operator, id),
         ("POST", ["keys", id, "revoke"]) => keys::revoke(operator, id),
         ("GET", ["usage"]) => usage::page(operator),
-        ("GET", ["usage", "totals.csv"]) => requests::export::totals(operator),
-        ("GET", ["requests"]) => requests::list::page(operator),
-        ("GET", ["requests", "find"]) => requests::details::find(operator),
-        ("GET", ["requests", "export.csv"]) => requests::export::rows(operator, false),
-        ("GET", ["requests", "export.json"]) => requests::export::rows(operator, true),
-        ("GET", ["requests", id]) => requests::details::page(operator, id),
+        ("GET", ["usage", "totals.csv"]) => export::totals(operator),
+        ("GET", ["requests"]) => requests::list(operator),
+        ("GET", ["requests", "find"]) => requests::find(operator),
+        ("GET", ["requests", "export.csv"]) => export::requests(operator),
+        ("GET", ["requests", id]) => requests::page(operator, id),
         ("GET", ["audit"]) => audit::page(operator),
         ("GET", ["status"]) => status::page(operator),
         ("POST", ["status"]) => status::check_again(operator),

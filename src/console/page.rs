@@ -1,11 +1,11 @@
 //! The request for a page: its fields, origin and browser; and the result, a response or an error.
 
 use super::browsers;
-use super::html::form::{Form, link};
 use super::state::Console;
 use crate::audit::Actor;
 use crate::database::Problem;
 use crate::http::{Request, Response};
+use crate::report::form::{Form, link};
 use crate::secret::SecretDigest;
 use crate::when;
 

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use maud::{Markup, html};
 
 use super::browsers;
-use super::html::form::link;
 use super::layout;
 use super::page::{Operator, PageRequest, PageResult};
 use super::password::{self, PasswordHash};
@@ -18,6 +17,7 @@ use crate::logging;
 use crate::mutex::lock;
 use crate::network::ClientNetwork;
 use crate::rate_limiter::RateLimiter;
+use crate::report::form::link;
 use crate::secret::{SecretDigest, secret_hex};
 use crate::text::count;
 

@@ -40,7 +40,7 @@ const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(5);
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The time for a read of all rows.
-const REPORT_TIMEOUT: Duration = Duration::from_secs(600);
+pub const REPORT_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The time for a change, with all attempts and the wait for its turn.
 pub const CHANGE_TIMEOUT: Duration = Duration::from_secs(5);

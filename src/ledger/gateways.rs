@@ -171,7 +171,7 @@ fn name_taken(name: &str, address: &str) -> Problem {
 mod tests {
     use super::*;
     use crate::ledger::append::tests::{row, write};
-    use crate::ledger::{Filter, Grouping};
+    use crate::ledger::{Filter, Grouping, RowFilter};
     use crate::store::tests::Temporary;
     use crate::when::Range;
 
@@ -215,7 +215,10 @@ mod tests {
         assert_eq!(heads, [("", 1), ("a", 5), ("b", 5)]);
         let rows = one
             .ledger
-            .grouped(Range::ALL, Filter::ALL, &[Grouping::Gateway])
+            .grouped(
+                &RowFilter::of(Range::ALL, Filter::ALL),
+                &[Grouping::Gateway],
+            )
             .expect("the figures");
         let groups: Vec<_> = rows
             .iter()

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::append::Ledger;
 use super::days::Filter;
 use super::row::{COLUMNS, LedgerRow};
-use crate::database::{Result, Value, to_value};
+use crate::database::{REPORT_TIMEOUT, Result, Session, Value, to_value};
 use crate::id::RequestId;
 use crate::when::Range;
 
@@ -21,20 +21,55 @@ pub struct RowFilter {
     pub most_ms: Option<u32>,
 }
 
+impl RowFilter {
+    /// All requests of a range, of some keys or a gateway.
+    pub fn of(range: Range, requests: Filter) -> Self {
+        Self {
+            range,
+            requests,
+            matching: Matching::Anything,
+            cause: None,
+            least_ms: None,
+            most_ms: None,
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Matching {
     Anything,
-    Success,
     Failure,
+    Status(i64),
     Code(String),
 }
 
+/// The codes that a row can have.
+pub const CODES: [&str; 7] = [
+    "invalid_request",
+    "insufficient_permission",
+    "inference_error",
+    "search_unavailable",
+    "service_unavailable",
+    "interrupted",
+    "abandoned",
+];
+
 impl Matching {
+    /// Reads an outcome: ok, failed, or an error code.
+    pub fn parse(word: &str) -> Option<Self> {
+        match word {
+            "ok" => Some(Self::Status(200)),
+            "failed" => Some(Self::Failure),
+            code if CODES.contains(&code) => Some(Self::Code(code.into())),
+            _ => None,
+        }
+    }
+
     pub fn includes(&self, status: Option<i64>, error_code: Option<&str>) -> bool {
         match self {
             Self::Anything => true,
-            Self::Success => status == Some(200),
             Self::Failure => error_code.is_some(),
+            Self::Status(wanted) => status == Some(*wanted),
             Self::Code(code) => error_code == Some(code),
         }
     }
@@ -81,7 +116,7 @@ impl Ledger {
     /// wanted. If many requests have failed, only the newest of all are searched.
     pub fn newest_durations(&self, filter: &RowFilter) -> Result<Vec<f64>> {
         let completions = RowFilter {
-            matching: Matching::Success,
+            matching: Matching::Status(200),
             cause: None,
             least_ms: Some(0),
             most_ms: None,
@@ -101,57 +136,98 @@ impl Ledger {
         Ok(durations)
     }
 
-    /// Rows between two ids: searches a window of ids after the other until there are enough, or
-    /// the time is over.
+    /// The newest rows, and true if there are more, with the number of requests that the sums count
+    /// in the same state: retention may have removed the others. That number fails if it is not
+    /// known.
+    pub fn newest_and_count(
+        &self,
+        filter: &RowFilter,
+        most: usize,
+    ) -> Result<(Vec<LedgerRow>, bool, Result<i64>)> {
+        self.database.report(|session| {
+            let newest = search(
+                session,
+                filter,
+                ends(filter.range),
+                "DESC",
+                most,
+                REPORT_TIMEOUT,
+            )?;
+            let is_more = newest.next.is_some();
+            let counted = match (is_more, &filter.cause) {
+                (true, _) => Ok(0),
+                // The sums have no causes.
+                (false, Some(_)) => self
+                    .check_rows(session, filter.range)
+                    .map(|()| newest.rows.len() as i64),
+                (false, None) => self
+                    .read_grouped(session, filter, &[])
+                    .map(|rows| rows.iter().map(|row| row.sums.requests).sum()),
+            };
+            Ok((newest.rows, is_more, counted))
+        })
+    }
+
     fn list(
         &self,
         filter: &RowFilter,
-        [mut from, mut to]: [String; 2],
+        between: [String; 2],
         order: &str,
         most: usize,
         time: Duration,
     ) -> Result<Listing> {
-        let began = Instant::now();
-        let mut found = Listing {
-            rows: Vec::new(),
-            next: None,
-            searched_to: None,
-        };
-        self.database.read(|session| {
-            loop {
-                let (ids, between) = ids(filter, order, [&from, &to]);
-                let mut parameters = between.clone();
-                let conditions = conditions(filter, &mut parameters);
-                // One more than asked for shows whether there are more.
-                let missing = most + 1 - found.rows.len();
-                let statement = format!(
-                    "SELECT {COLUMNS} FROM usage WHERE request_id IN ({ids}) {conditions}
-                     ORDER BY request_id {order} LIMIT {missing}"
-                );
-                let rows = session.rows(&statement, &parameters, LedgerRow::read)?;
-                found.rows.extend(rows);
-                if found.rows.len() > most {
-                    found.rows.truncate(most);
-                    found.next = found.rows.last().map(|row| row.request_id.clone());
-                    return Ok(found);
-                }
-                let last = format!(
-                    "SELECT request_id FROM ({ids}) AS ids ORDER BY 1 {order} LIMIT 1 OFFSET {}",
-                    WINDOW - 1
-                );
-                let last: Option<String> =
-                    session.first(&last, &between, |mut row| row.column())?;
-                if last.is_some() && began.elapsed() >= time {
-                    (found.next, found.searched_to) = (last.clone(), last);
-                    return Ok(found);
-                }
-                match (last, order) {
-                    (None, _) => return Ok(found),
-                    (Some(last), "DESC") => to = last,
-                    (Some(last), _) => from = following(&last),
-                }
-            }
-        })
+        self.database
+            .read(|session| search(session, filter, between, order, most, time))
+    }
+}
+
+/// Rows between two ids: searches a window of ids after the other until there are enough, or the
+/// time is over.
+fn search(
+    session: &Session,
+    filter: &RowFilter,
+    [mut from, mut to]: [String; 2],
+    order: &str,
+    most: usize,
+    time: Duration,
+) -> Result<Listing> {
+    let began = Instant::now();
+    let mut found = Listing {
+        rows: Vec::new(),
+        next: None,
+        searched_to: None,
+    };
+    loop {
+        let (ids, between) = ids(filter, order, [&from, &to]);
+        let mut parameters = between.clone();
+        let conditions = conditions(filter, &mut parameters);
+        // One more than asked for shows whether there are more.
+        let missing = most + 1 - found.rows.len();
+        let statement = format!(
+            "SELECT {COLUMNS} FROM usage WHERE request_id IN ({ids}) {conditions}
+             ORDER BY request_id {order} LIMIT {missing}"
+        );
+        let rows = session.rows(&statement, &parameters, LedgerRow::read)?;
+        found.rows.extend(rows);
+        if found.rows.len() > most {
+            found.rows.truncate(most);
+            found.next = found.rows.last().map(|row| row.request_id.clone());
+            return Ok(found);
+        }
+        let last = format!(
+            "SELECT request_id FROM ({ids}) AS ids ORDER BY 1 {order} LIMIT 1 OFFSET {}",
+            WINDOW - 1
+        );
+        let last: Option<String> = session.first(&last, &between, |mut row| row.column())?;
+        if last.is_some() && began.elapsed() >= time {
+            (found.next, found.searched_to) = (last.clone(), last);
+            return Ok(found);
+        }
+        match (last, order) {
+            (None, _) => return Ok(found),
+            (Some(last), "DESC") => to = last,
+            (Some(last), _) => from = following(&last),
+        }
     }
 }
 
@@ -176,8 +252,12 @@ pub fn ids(filter: &RowFilter, order: &str, between: [&str; 2]) -> (String, Vec<
         )
     };
     // A cause without an error belongs to no row.
-    let is_failure =
-        filter.cause.is_some() || matches!(filter.matching, Matching::Failure | Matching::Code(_));
+    let is_failure = filter.cause.is_some()
+        || match filter.matching {
+            Matching::Failure | Matching::Code(_) => true,
+            Matching::Status(status) => status != 200,
+            Matching::Anything => false,
+        };
     let statement = match &filter.requests.keys {
         _ if is_failure => select("AND error_code IS NOT NULL"),
         None => select(""),
@@ -205,7 +285,7 @@ pub fn ids(filter: &RowFilter, order: &str, between: [&str; 2]) -> (String, Vec<
 fn conditions(filter: &RowFilter, parameters: &mut Vec<Value>) -> String {
     let (status, code) = match &filter.matching {
         Matching::Anything | Matching::Failure => (None, None),
-        Matching::Success => (Some(200_i64), None),
+        Matching::Status(status) => (Some(*status), None),
         Matching::Code(code) => (None, Some(code)),
     };
     let mut conditions = String::new();
@@ -287,7 +367,7 @@ mod tests {
         let count = |matching, key| all(store, &filter(matching, key), 10).0.len();
         assert_eq!(count(Matching::Anything, None), 101);
         assert_eq!(count(Matching::Anything, Some("key_2")), 50);
-        assert_eq!(count(Matching::Success, None), 100 - 14);
+        assert_eq!(count(Matching::Status(200), None), 100 - 14);
         assert_eq!(count(Matching::Failure, None), 15);
         assert_eq!(count(Matching::Code("invalid_request".into()), None), 1);
         assert_eq!(
@@ -363,7 +443,7 @@ mod tests {
         let store = &temporary.store;
         let slow = RowFilter {
             least_ms: Some(5000),
-            ..filter(Matching::Success, None)
+            ..filter(Matching::Status(200), None)
         };
         let [from, to] = [100, 200].map(RequestId::from);
         let page = |to: &str, most| {
@@ -434,7 +514,7 @@ mod tests {
         let temporary = Temporary::sqlite();
         for (matching, key, index) in [
             (Matching::Anything, None, "PRIMARY KEY"),
-            (Matching::Success, None, "PRIMARY KEY"),
+            (Matching::Status(200), None, "PRIMARY KEY"),
             (Matching::Anything, Some("key_1"), "usage_by_key"),
             (Matching::Failure, None, "usage_failed"),
             (Matching::Failure, Some("key_1"), "usage_failed"),
@@ -474,8 +554,11 @@ mod tests {
             all.len() == 18 && all.is_sorted() && all[0] == 181.0,
             "{all:?}"
         );
-        assert_eq!(durations(&filter(Matching::Success, Some("key_1"))), all);
-        assert!(durations(&filter(Matching::Success, Some("key_2"))).is_empty());
+        assert_eq!(
+            durations(&filter(Matching::Status(200), Some("key_1"))),
+            all
+        );
+        assert!(durations(&filter(Matching::Status(200), Some("key_2"))).is_empty());
         assert_eq!(
             durations(&filter(Matching::Failure, None)),
             all,
@@ -501,7 +584,7 @@ mod tests {
         loop {
             let listing = store
                 .ledger
-                .oldest(&filter(Matching::Success, None), after.as_deref(), 7)
+                .oldest(&filter(Matching::Status(200), None), after.as_deref(), 7)
                 .expect("a piece");
             ids.extend(listing.rows.into_iter().map(|row| row.request_id));
             after = listing.next;

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 use super::append::Ledger;
 use super::days::{Filter, Source, Span, SpanSums, Sums};
+use super::listing::RowFilter;
 use crate::database::{Problem, ProblemKind, Result, Row, Session, values};
 use crate::id::RequestId;
 use crate::when::{Date, HOUR, Range, Zone};
@@ -19,6 +20,19 @@ pub struct UsageRow {
     pub labels: Map<String, Value>,
     #[serde(flatten)]
     pub sums: Sums,
+    /// The figures of all outcomes, if `sums` has those of one.
+    #[serde(skip)]
+    pub all: Sums,
+}
+
+impl UsageRow {
+    /// The text that names it; empty if there is none.
+    pub fn label(&self, name: &str) -> &str {
+        self.labels
+            .get(name)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,36 +112,46 @@ impl Grouping {
 /// order.
 type Group = (Option<i64>, Option<String>);
 
-impl Ledger {
-    /// The sums of a range by one or more groupings, or in one row. Groups are in the order of the
-    /// groupings; keys with the most requests come first.
-    pub fn grouped(&self, range: Range, filter: Filter, by: &[Grouping]) -> Result<Vec<UsageRow>> {
-        let mut names = HashMap::new();
-        if by.contains(&Grouping::Key) {
-            let read = |mut row: Row| Ok((row.column()?, row.column()?));
-            let keys = |session: &Session| session.rows("SELECT id, name FROM keys", &[], read);
-            names = self.database.read(keys)?.into_iter().collect();
+/// Adds up figures by one or more groupings, or in one group.
+pub struct Groups<'a> {
+    by: &'a [Grouping],
+    zone: &'a Zone,
+    /// The figures of one outcome, and those of all.
+    sums: BTreeMap<Vec<Group>, [Sums; 2]>,
+}
+
+impl<'a> Groups<'a> {
+    pub fn new(by: &'a [Grouping], zone: &'a Zone) -> Self {
+        let sums = BTreeMap::new();
+        Self { by, zone, sums }
+    }
+
+    /// Adds the figures of some requests, which may have the wanted outcome.
+    pub fn add(&mut self, row: &SpanSums, is_wanted: bool) {
+        let group = self.by.iter().map(|by| by.group(row, self.zone)).collect();
+        let [wanted, all] = self.sums.entry(group).or_default();
+        all.add(&row.sums);
+        if is_wanted {
+            wanted.add(&row.sums);
         }
-        let mut groups = BTreeMap::<Vec<Group>, Sums>::new();
-        let span = if by.contains(&Grouping::Hour) {
-            Span::Hour
-        } else {
-            Span::Day
-        };
-        self.database.report(|session| {
-            self.read_figures(session, span, range, &filter, |row| {
-                let group = by.iter().map(|by| by.group(&row, &self.zone)).collect();
-                groups.entry(group).or_default().add(&row.sums);
-            })
-        })?;
+    }
+
+    pub fn count(&self) -> usize {
+        self.sums.len()
+    }
+
+    /// The groups with the wanted outcome, in the order of the groupings; keys with the most
+    /// requests come first.
+    pub fn rows(mut self, key_names: &HashMap<String, String>) -> Vec<UsageRow> {
+        self.sums.retain(|_, [wanted, _]| wanted.requests > 0);
         // The requests of a key within the groups before it.
         let mut requests = HashMap::<Vec<Group>, i64>::new();
-        if let Some(place) = by.iter().position(|by| *by == Grouping::Key) {
-            for (group, sums) in &groups {
-                *requests.entry(group[..=place].to_vec()).or_default() += sums.requests;
+        if let Some(place) = self.by.iter().position(|by| *by == Grouping::Key) {
+            for (group, [wanted, _]) in &self.sums {
+                *requests.entry(group[..=place].to_vec()).or_default() += wanted.requests;
             }
         }
-        let mut groups: Vec<_> = groups.into_iter().collect();
+        let mut groups: Vec<_> = self.sums.into_iter().collect();
         groups.sort_by_cached_key(|(group, _)| {
             let order = |place: usize| {
                 (
@@ -137,15 +161,54 @@ impl Ledger {
             };
             (0..group.len()).map(order).collect::<Vec<_>>()
         });
-        let named = |(group, sums): (Vec<Group>, Sums)| {
-            let labels = by
-                .iter()
-                .zip(group)
-                .flat_map(|(by, group)| by.named(group, &names))
-                .collect();
-            UsageRow { labels, sums }
+        let named = |(group, [sums, all]): (Vec<Group>, [Sums; 2])| {
+            let pairs = self.by.iter().zip(group);
+            let labels = pairs.flat_map(|(by, group)| by.named(group, key_names));
+            UsageRow {
+                labels: labels.collect(),
+                sums,
+                all,
+            }
         };
-        Ok(groups.into_iter().map(named).collect())
+        groups.into_iter().map(named).collect()
+    }
+}
+
+impl Ledger {
+    /// The sums of a range by one or more groupings, or in one row.
+    pub fn grouped(&self, filter: &RowFilter, by: &[Grouping]) -> Result<Vec<UsageRow>> {
+        self.database
+            .report(|session| self.read_grouped(session, filter, by))
+    }
+
+    pub(super) fn read_grouped(
+        &self,
+        session: &Session,
+        RowFilter {
+            range,
+            requests,
+            matching,
+            ..
+        }: &RowFilter,
+        by: &[Grouping],
+    ) -> Result<Vec<UsageRow>> {
+        let mut names = HashMap::new();
+        if by.contains(&Grouping::Key) {
+            let read = |mut row: Row| Ok((row.column()?, row.column()?));
+            let rows = session.rows("SELECT id, name FROM keys", &[], read)?;
+            names = rows.into_iter().collect();
+        }
+        let span = if by.contains(&Grouping::Hour) {
+            Span::Hour
+        } else {
+            Span::Day
+        };
+        let mut groups = Groups::new(by, &self.zone);
+        self.read_figures(session, span, *range, requests, |row| {
+            let is_wanted = matching.includes(row.status, row.error_code.as_deref());
+            groups.add(&row, is_wanted);
+        })?;
+        Ok(groups.rows(&names))
     }
 
     /// Replaces open bounds, so that the same range can be asked for again: the start of the first
@@ -222,16 +285,8 @@ impl Ledger {
             Span::Hour | Span::Minute => vec![Source::Rows(range)],
         };
         for part in &parts {
-            if let Source::Rows(range) = part
-                && let Some(day) = first_day_without_rows(session, *range, &self.zone)?
-            {
-                return Err(Problem::new(
-                    ProblemKind::RowsRemoved,
-                    format!(
-                        "the rows of {day} were removed (usage.retention_days), and only the sums of the whole day are kept: \
-                         begin and end with whole days, and do without hours"
-                    ),
-                ));
+            if let Source::Rows(range) = part {
+                self.check_rows(session, *range)?;
             }
         }
         // The day of the last figures, and its start.
@@ -251,6 +306,20 @@ impl Ledger {
             })?;
         }
         Ok(())
+    }
+
+    /// Fails if retention has removed rows of a range.
+    pub(super) fn check_rows(&self, session: &Session, range: Range) -> Result<()> {
+        match first_day_without_rows(session, range, &self.zone)? {
+            None => Ok(()),
+            Some(day) => Err(Problem::new(
+                ProblemKind::RowsRemoved,
+                format!(
+                    "the rows of {day} were removed (usage.retention_days), and only the sums of the whole day are kept: \
+                     begin and end with whole days, and do without hours"
+                ),
+            )),
+        }
     }
 
     /// Divides a range into whole days and the parts of days before and after them.
@@ -338,7 +407,7 @@ mod tests {
         };
         let rows = store
             .ledger
-            .grouped(range, Filter::ALL, &[by])
+            .grouped(&RowFilter::of(range, Filter::ALL), &[by])
             .expect("the figures");
         rows.iter()
             .map(|row| (label(row), row.sums.requests))
@@ -446,7 +515,7 @@ mod tests {
         let (all, second): (&[&str], &[&str]) = (&["key_1", "key_2"], &["key_2"]);
         for (span, from, to, keys, matching, expected) in [
             (Span::Minute, -3600, 60, None, Matching::Anything, 73),
-            (Span::Minute, -3599, 30, None, Matching::Success, 65),
+            (Span::Minute, -3599, 30, None, Matching::Status(200), 65),
             (Span::Hour, -7200, 3600, None, Matching::Anything, 100),
             (
                 Span::Hour,
@@ -458,7 +527,7 @@ mod tests {
             ),
             (Span::Hour, -3549, -99, Some(second), Matching::Anything, 34),
             (Span::Hour, -3600, 3600, Some(all), Matching::Anything, 73),
-            (Span::Day, -DAY, DAY, None, Matching::Success, 90),
+            (Span::Day, -DAY, DAY, None, Matching::Status(200), 90),
             (Span::Day, -DAY, DAY, None, Matching::Failure, 10),
             (Span::Day, -3000, 1, None, Matching::Failure, 6),
             (Span::Day, -3000, 1, None, code("inference_error"), 6),
@@ -522,7 +591,8 @@ mod tests {
         };
         let hours = |since, until| {
             let by = [Grouping::Hour];
-            let hours = store.ledger.grouped(range(since, until), Filter::ALL, &by);
+            let all = RowFilter::of(range(since, until), Filter::ALL);
+            let hours = store.ledger.grouped(&all, &by);
             removed_day(hours.map(|rows| rows.len()))
         };
         let whole_days = |since, until| {
@@ -838,7 +908,7 @@ mod tests {
             let rows = temporary
                 .store
                 .ledger
-                .grouped(Range::ALL, Filter::ALL, &by)
+                .grouped(&RowFilter::of(Range::ALL, Filter::ALL), &by)
                 .expect("the figures");
             let label = |row: &UsageRow, by: Grouping| {
                 row.labels[by.labels()[0]].as_str().map(str::to_owned)
@@ -920,7 +990,7 @@ mod tests {
         let rows = temporary
             .store
             .ledger
-            .grouped(Range::ALL, Filter::ALL, &[Grouping::Key])
+            .grouped(&RowFilter::of(Range::ALL, Filter::ALL), &[Grouping::Key])
             .expect("the figures");
         let found: Vec<_> = rows
             .iter()

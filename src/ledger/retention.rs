@@ -111,7 +111,7 @@ mod tests {
 
     use super::*;
     use crate::ledger::append::tests::write;
-    use crate::ledger::{Filter, Grouping, RetentionState};
+    use crate::ledger::{Filter, Grouping, RetentionState, RowFilter};
     use crate::store::Store;
     use crate::store::tests::Temporary;
     use crate::when::tests::zone;
@@ -168,7 +168,7 @@ mod tests {
         );
         let days = store
             .ledger
-            .grouped(Range::ALL, Filter::ALL, &[Grouping::Day])
+            .grouped(&RowFilter::of(Range::ALL, Filter::ALL), &[Grouping::Day])
             .expect("the figures");
         assert_eq!(days.len(), 10);
         let part = |since, until| {

@@ -9,8 +9,6 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use crate::database::{Result, Row, Value, values};
-use crate::text::{cells, csv_line};
-use crate::when::Zone;
 
 /// Token figures as the runtime measured them; `None` if it did not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -63,31 +61,10 @@ pub struct LedgerRow {
 }
 
 impl LedgerRow {
-    /// The first line of a CSV file of rows.
-    pub fn csv_heading() -> String {
-        let times = ["created_utc", "created_local"].map(String::from);
-        csv_line_with_times(columns().map(String::from).collect(), times)
+    /// The names of its fields, in the order in which they are stored.
+    pub fn fields() -> impl Iterator<Item = &'static str> {
+        COLUMNS.split(", ").filter(|column| *column != "hash")
     }
-
-    pub fn csv_line(&self, zone: &Zone) -> String {
-        let times = [&Zone::utc(), zone].map(|zone| zone.iso(self.created).unwrap_or_default());
-        csv_line_with_times(cells(self, columns()), times)
-    }
-}
-
-fn columns() -> impl Iterator<Item = &'static str> {
-    let all = COLUMNS.split(", ");
-    all.filter(|column| *column != "hash")
-}
-
-/// A line of the CSV: the columns of the ledger and, beside the Unix time, times that a
-/// spreadsheet understands, of UTC and of the database's zone.
-fn csv_line_with_times(mut cells: Vec<String>, times: [String; 2]) -> String {
-    let created = columns()
-        .position(|name| name == "created")
-        .expect("a row has its time");
-    cells.splice(created + 1..created + 1, times);
-    csv_line(&cells)
 }
 
 /// Columns in the order in which they are stored, read and hashed. One that is a field of a field

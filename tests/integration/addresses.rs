@@ -5,7 +5,7 @@ use crate::support::{Runtime, chat};
 
 /// The pages, and their parameters. The exports share theirs with the first two.
 const PAGES: [(&str, &str); 11] = [
-    ("/usage", "range from to key gateway outcome sort page"),
+    ("/usage", "range from to key gateway outcome by sort page"),
     (
         "/requests",
         "range from to key gateway outcome cause least most before after",
@@ -98,6 +98,7 @@ fn no_address_panics() {
     }
     for from in TIMES {
         addresses.extend(TIMES.map(|to| format!("/usage?from={from}&to={to}")));
+        addresses.extend(TIMES.map(|to| format!("/requests?by=day&range={from}..{to}")));
     }
     for value in VALUES.into_iter().chain(TIMES) {
         let places = [
@@ -126,7 +127,7 @@ fn no_address_panics() {
     );
     let page = browser.get("/usage?from=1970-01-01&to=2070-01-01");
     assert!(
-        page.status == 400 && page.text().contains("longer than 60 years"),
+        page.status == 400 && page.text().contains("longer than ten years"),
         "{}",
         page.text()
     );

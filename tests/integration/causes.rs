@@ -335,7 +335,7 @@ fn the_cause_is_part_of_a_requests_story() {
             "status_503",
             Some("<dd><code>status_503</code></dd>"),
         ),
-        (json!(null), "-", None),
+        (json!(null), "", None),
     ] {
         let id = server
             .post(&key, &chat("x"))
@@ -350,7 +350,7 @@ fn the_cause_is_part_of_a_requests_story() {
         let words = record
             .lines()
             .find_map(|record| record.strip_prefix("cause"))
-            .expect("a line");
+            .unwrap_or_default();
         assert_eq!(words.trim(), line, "{record}");
         let page = browser.get(&format!("/requests/{id}")).text();
         let shown = page.split("<dt>Cause</dt>").nth(1);

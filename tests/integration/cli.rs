@@ -788,13 +788,14 @@ fn one_requests_story() {
     let printed = server.stdout_of(&["usage", "show", id]);
     assert!(
         printed.contains(id)
-            && printed.contains("total tokens       14")
-            && printed.contains("(test)"),
+            && printed.contains("Answered in ")
+            && printed.contains("total tokens  14")
+            && printed.contains("test (key_"),
         "{printed}"
     );
     let created = printed
         .lines()
-        .find_map(|line| line.strip_prefix("created"))
+        .find_map(|line| line.strip_prefix("received"))
         .expect("a time")
         .trim();
     assert!(

@@ -925,15 +925,17 @@ fn usage_has_what_the_ledger_holds() {
     let text = browser.get("/usage?outcome=invalid_request").text();
     assert_eq!(figures(&text), ["1", "66.7 %", "–"]);
     assert!(
-        text.contains(">of 6</a>") && text.contains("<td>16.7 %</td>"),
+        text.contains(">of 6</a>") && text.contains(">of 4 completions"),
         "{text}"
     );
-    assert!(
-        text.contains("<td>75.0 %</td>") && text.contains(">of 4 completions"),
-        "{text}"
-    );
-    let text = browser.get("/usage?outcome=ok").text();
-    assert!(!text.contains("Errors by code"), "a panel without content");
+    assert!(text.contains(">75.0 %</td>"), "{text}");
+    let text = browser.get("/usage?by=outcome").text();
+    for share in ["16.7 %", "66.7 %"] {
+        let cell = format!("data-label=\"Share of requests\">{share}</td>");
+        assert!(text.contains(&cell), "{text}");
+    }
+    let by_day = browser.get("/usage?by=day").text();
+    assert!(by_day.contains("data-label=\"Requests\""), "{by_day}");
     assert_eq!(
         browser
             .get("/requests?outcome=failed")
@@ -954,10 +956,10 @@ fn usage_has_what_the_ledger_holds() {
     let by_key = |browser: &mut Browser, sort: &str| -> Vec<String> {
         let text = browser.get(&format!("/usage?range=24h&sort={sort}")).text();
         let table = text
-            .split("class=\"by-key numbers\"")
+            .split("class=\"cards groups\"")
             .nth(1)
             .and_then(|rest| rest.split("</table>").next());
-        let rows = table.expect("the table").split("<tr>").skip(2);
+        let rows = table.expect("the table").split("<tr role=\"row\">").skip(2);
         rows.map(|row| {
             row.replace("</td>", "|")
                 .split('<')
@@ -980,7 +982,7 @@ fn usage_has_what_the_ledger_holds() {
         "{rows:?}"
     );
     assert!(
-        by_key(&mut browser, "tokens")[0].starts_with("test"),
+        by_key(&mut browser, "total_tokens")[0].starts_with("test"),
         "the other way round"
     );
     let listed = |browser: &mut Browser, query: &str| {
@@ -1004,9 +1006,10 @@ fn usage_has_what_the_ledger_holds() {
         0
     );
     let rows = browser
-        .get("/requests/export.json?range=1h&outcome=ok")
+        .get("/requests/export.csv?range=1h&outcome=ok")
         .text();
-    assert_eq!(rows.matches("\"status\":200").count(), 4);
+    assert_eq!(rows.matches("chatcmpl_").count(), 4);
+    assert_eq!(browser.get("/requests/export.json").status, 404);
     assert_eq!(
         browser
             .get("/requests/export.csv?range=1h")
@@ -1255,7 +1258,7 @@ fn a_request_has_no_figure_that_was_not_measured_and_nothing_about_search_while_
     assert!(details.contains(">200</span> Answered in "), "{details}");
     let details = browser.get(&format!("/requests/{refused}")).text();
     assert!(
-        details.contains("before the runtime was asked") && !details.contains("</span>Runtime"),
+        details.contains("of the request broke a rule") && !details.contains("</span>Runtime"),
         "{details}"
     );
     assert!(details.contains(">400 invalid_request</span>"), "{details}");
@@ -1360,7 +1363,7 @@ fn a_long_export_is_refused_with_its_command() {
     let server = Server::new(None).sqlite().start();
     assert!(set_password(&server, PASSWORD).status.success());
     let mut browser = Browser::signed_in(&server);
-    // One row too many, and a line too many for the totals of 5,001 days.
+    // One row too many, and lines too many for the totals of 3,601 days.
     server.query(
         "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < 10000),
          t(time, i) AS (SELECT unixepoch('2020-01-01') + i, i FROM n)
@@ -1368,9 +1371,9 @@ fn a_long_export_is_refused_with_its_command() {
          SELECT printf('chatcmpl_%012x%020x', time * 1000, i), 'key_1', 'x', time, 200, 'a', '2020-01-01' FROM t",
     );
     server.query(
-        "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < 5000)
+        "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < 3600)
          INSERT INTO usage_days SELECT key, date(i * 86400, 'unixepoch'), 200, '', '', 1, 1, 1, 2, 0
-         FROM n, (SELECT 'key_1' AS key UNION SELECT 'key_2')",
+         FROM n, (SELECT 'key_1' AS key UNION SELECT 'key_2' UNION SELECT 'key_3')",
     );
     let prefix = format!(
         "ADRIATICUM_DATABASE='{}' adriaticum",
@@ -1388,12 +1391,12 @@ fn a_long_export_is_refused_with_its_command() {
         "usage list --limit 100000 --csv --since 2020-01-01 --until 2020-01-01<",
     );
     check(
-        &format!("/requests/export.json?{day}&gateway=a"),
-        "usage list --limit 100000 --json --since 2020-01-01 --until 2020-01-01 --gateway 'a'<",
+        &format!("/requests/export.csv?{day}&gateway=a&outcome=ok"),
+        "usage list --limit 100000 --csv --since 2020-01-01 --until 2020-01-01 --gateway a --status ok<",
     );
     check(
-        "/usage/totals.csv?from=1970-01-01&to=1985-01-01",
-        "usage --by day,key --csv --since 1970-01-01 --until 1985-01-01<",
+        "/usage/totals.csv?from=1970-01-01&to=1979-12-31",
+        "usage --by day,key --csv --since 1970-01-01 --until 1979-12-31<",
     );
     let whole = browser.get("/requests/export.csv?from=2020-01-01T00:00&to=2020-01-01T02:00");
     assert_eq!(whole.text().matches("chatcmpl_").count(), 7_200);
@@ -1469,11 +1472,14 @@ fn the_status_page_shows_the_queue_by_key() {
     until("it runs", || runtime.count() == 1);
     let waiting = send();
     let row = |figures: [&str; 5]| {
-        let cells: String = figures
-            .iter()
-            .map(|figure| format!("<td>{figure}</td>"))
-            .collect();
-        format!("<th scope=\"row\">Crawler &lt;1&gt;</th>{cells}")
+        let labels = ["Waiting", "Longest wait", "Running", "Limit", "Shed"];
+        let cells = labels.iter().zip(figures).map(|(label, figure)| {
+            format!("<td role=\"cell\" class=\"n\" data-label=\"{label}\">{figure}</td>")
+        });
+        format!(
+            "<span class=\"text\">Crawler &lt;1&gt;</span></th>{}",
+            cells.collect::<String>()
+        )
     };
     let expected = row(["1", "0 seconds", "1", "7", "0"]);
     until("one runs and one waits", || {

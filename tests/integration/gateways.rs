@@ -110,7 +110,7 @@ fn the_console_separates_the_gateways() {
             .and_then(|rest| rest.split("</").next()?.rsplit('>').next());
         let rows = browser.get(&format!("/requests?range=24h{query}")).text();
         let cells = |name: &str| {
-            rows.matches(&format!("<td role=\"cell\">{name}</td>"))
+            rows.matches(&format!("data-label=\"Gateway\">{name}</td>"))
                 .count()
         };
         (

@@ -338,6 +338,7 @@ fn check_place(runtime: &Runtime, place: &Place) {
                 .replace('+', "%2B"),
         };
         let page = browser.get(&format!("/usage?{query}")).text();
+        let bars = browser.get(&format!("/usage?by=bar&{query}")).text();
         let mut figures = vec![
             (
                 "usage --json",
@@ -349,7 +350,7 @@ fn check_place(runtime: &Runtime, place: &Place) {
                 of_totals(&run(&["usage", "--by", "key,day", "--csv"])),
             ),
             ("the page's cards", of_cards(&page)),
-            ("charts", of_charts(&page)),
+            ("charts", of_charts(&bars)),
             ("by key", of_keys(&page)),
             (
                 "totals.csv",
@@ -396,6 +397,9 @@ fn check_place(runtime: &Runtime, place: &Place) {
         let page = browser
             .get(&format!("/usage?from={since}&to={until}"))
             .text();
+        let bars = browser
+            .get(&format!("/usage?by=bar&from={since}&to={until}"))
+            .text();
         assert!(page.contains("From and To are whole days now"), "{page}");
         let field = |name: &str| {
             let field = page
@@ -410,7 +414,7 @@ fn check_place(runtime: &Runtime, place: &Place) {
         let sums =
             of_totals(&server.stdout_of(&["usage", "--since", &from, "--until", &to, "--csv"]));
         assert_eq!(
-            [of_cards(&page), of_charts(&page), of_keys(&page)],
+            [of_cards(&page), of_charts(&bars), of_keys(&page)],
             [sums; 3],
             "{from} {to}"
         );
@@ -491,16 +495,16 @@ fn of_charts(page: &str) -> [i64; 2] {
 
 fn of_keys(page: &str) -> [i64; 2] {
     let body = page
-        .split("class=\"by-key numbers\"")
+        .split("class=\"cards groups\"")
         .nth(1)
-        .and_then(|table| table.split("<tbody>").nth(1));
+        .and_then(|table| table.split("<tbody role=\"rowgroup\">").nth(1));
     let mut sums = [0; 2];
     for row in body
         .unwrap_or_default()
         .split("</table>")
         .next()
         .unwrap_or_default()
-        .split("<tr>")
+        .split("<tr role=\"row\">")
         .skip(1)
     {
         let cells = texts(row, "", "</tr>");

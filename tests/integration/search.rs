@@ -153,7 +153,10 @@ fn what_search_finds_is_given_to_the_model() {
     );
     let id = reply.json()["id"].as_str().expect("an id").to_owned();
     let record = server.stdout_of(&["usage", "show", &id]);
-    assert!(record.contains("asked (always), 2 found"), "{record}");
+    assert!(
+        record.contains("every request needs it: 2 passages found"),
+        "{record}"
+    );
     assert!(
         server
             .stdout_of(&["usage", "verify"])

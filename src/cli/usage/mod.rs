@@ -12,7 +12,7 @@ use self::selection::Requests;
 use super::shared::{expecting, one_of};
 use crate::config::Config;
 use crate::database::{Problem, Result};
-use crate::ledger::Grouping;
+use crate::ledger::{Grouping, Matching};
 
 /// Show the requests and tokens of the ledger
 ///
@@ -35,6 +35,13 @@ enum UsageCommand {
     List {
         #[command(flatten)]
         requests: Requests,
+        /// Only requests with this status or error code: 502, inference_error; ok, or failed for every
+        /// request that did not end in 200
+        #[arg(long, value_name = "N|CODE", value_parser = expecting("a status from 200 to 599, an error code, ok or failed", parse_status))]
+        status: Option<Matching>,
+        /// Only requests with this cause, as usage show and the log have it
+        #[arg(long, value_name = "WORD")]
+        cause: Option<String>,
         /// Print at most so many, up to 100000
         #[arg(long, value_name = "N", default_value = "100", value_parser = expecting("a number from 1 to 100000", parse_limit))]
         limit: usize,
@@ -68,10 +75,22 @@ impl UsageOptions {
             Some(_) if requests.is_some() || !by.is_empty() => Err(Problem::usage(
                 "options before list, show or verify are those of the report. Put them after it.",
             )),
-            Some(UsageCommand::List { requests, limit }) => list::run(requests, limit, config),
+            Some(UsageCommand::List {
+                requests,
+                status,
+                cause,
+                limit,
+            }) => list::run(&requests, status, cause, limit, config),
             Some(UsageCommand::Show { request_id, json }) => show::run(&request_id, json, config),
             Some(UsageCommand::Verify(options)) => verify::run(options, config),
         }
+    }
+}
+
+fn parse_status(text: &str) -> Option<Matching> {
+    match text.parse() {
+        Ok(status @ 200..=599) => Some(Matching::Status(status)),
+        _ => Matching::parse(text),
     }
 }
 

@@ -4,11 +4,12 @@ use serde::Serialize;
 
 use super::selection::{Requests, Selection, heading, json_lines};
 use crate::cli::shared::print;
-use crate::cli::text_table;
 use crate::config::Config;
 use crate::database::{Problem, Result};
-use crate::ledger::{Grouping, Sums, UsageRow};
-use crate::text::{cells, count, csv_line, grouped};
+use crate::ledger::{Grouping, Sums};
+use crate::report::query::Query;
+use crate::report::rows::{self, FIGURES};
+use crate::text::{cells, count, grouped};
 use crate::when::Range;
 
 pub fn run(options: Requests, by: &[Grouping], config: &Config) -> Result<()> {
@@ -18,7 +19,7 @@ pub fn run(options: Requests, by: &[Grouping], config: &Config) -> Result<()> {
         return Err(Problem::usage(message));
     }
     let selection = Selection::open(&options, config)?;
-    let mut rows = selection.grouped(by)?;
+    let mut rows = selection.store.ledger.grouped(&selection.filter, by)?;
     let period @ Range { since, until } = selection.period()?;
     let mut sums = Sums::default();
     rows.iter().for_each(|row| sums.add(&row.sums));
@@ -42,43 +43,26 @@ pub fn run(options: Requests, by: &[Grouping], config: &Config) -> Result<()> {
             rows.iter().map(line).collect()
         };
         let bounds = ["since", "until", "since_local", "until_local"];
-        let mut text = csv_line(&[&bounds, &columns[..]].concat());
+        let columns = [&bounds, &columns[..]].concat();
         let local = |time| selection.store.zone.iso(time).unwrap_or_default();
-        let bounds = vec![
+        let bounds = [
             since.to_string(),
             until.to_string(),
             local(since),
             local(until),
         ];
-        for cells in figures {
-            text += &csv_line(&[bounds.clone(), cells].concat());
-        }
-        return print(&text);
+        let lines = figures
+            .into_iter()
+            .map(|cells| [&bounds[..], &cells].concat());
+        return print(&rows::csv(&columns, lines));
     }
-    print(&heading(period, &selection.store.zone))?;
+    let query = Query::none(&selection.store.zone);
+    print(&heading(period, &query.zone))?;
     if !by.is_empty() {
-        let figure = |text: String| grouped(text.parse().expect("a figure should be a number"));
-        let line = |row: &UsageRow| {
-            let figures = cells(&row.sums, FIGURES).into_iter().map(figure);
-            let labels = cells(row, labels.iter().copied()).into_iter();
-            labels.chain(figures).collect()
-        };
-        print(&text_table::with_heading(
-            &columns.join(","),
-            rows.iter().map(line),
-        ))?;
+        print(&rows::usage(&rows, by, &sums, &query).to_text(&columns.join(",")))?;
     }
     print(&summary(&sums))
 }
-
-const FIGURES: [&str; 6] = [
-    "requests",
-    "errors",
-    "prompt_tokens",
-    "completion_tokens",
-    "total_tokens",
-    "unmeasured",
-];
 
 /// The members of a report before its rows.
 #[derive(Serialize)]

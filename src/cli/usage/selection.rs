@@ -6,7 +6,7 @@ use crate::cli::keys;
 use crate::cli::shared::{expecting, open_store, parse_when};
 use crate::config::Config;
 use crate::database::{Problem, Result};
-use crate::ledger::{Filter, Grouping, Matching, RowFilter, UsageRow};
+use crate::ledger::{Filter, RowFilter};
 use crate::store::Store;
 use crate::when::{self, Range, When, Zone};
 
@@ -72,25 +72,14 @@ impl Selection {
         }
         Ok(Self {
             store,
-            filter: RowFilter {
+            filter: RowFilter::of(
                 range,
-                requests: Filter {
+                Filter {
                     keys,
                     gateway: requests.gateway.clone(),
                 },
-                matching: Matching::Anything,
-                cause: None,
-                least_ms: None,
-                most_ms: None,
-            },
+            ),
         })
-    }
-
-    pub fn grouped(&self, by: &[Grouping]) -> Result<Vec<UsageRow>, Problem> {
-        let RowFilter {
-            range, requests, ..
-        } = &self.filter;
-        self.store.ledger.grouped(*range, requests.clone(), by)
     }
 
     /// The range without open ends, to be called after the figures are read, so that it covers all

@@ -28,45 +28,47 @@ for (const button of document.querySelectorAll("button[data-copy]")) {
   });
 }
 
-// The figures of a bar, from the table of all figures, at the pointer or the finger. A click opens its interval; a finger,
-// which can't point before it clicks, gets a link to it.
-const table = document.getElementById("figures");
-for (const plot of document.querySelectorAll("[data-column]")) {
+// The values of a bar at the pointer or the finger. A click opens its interval; a finger, which can't point before it clicks,
+// gets a link to it.
+const charts = document.querySelector(".charts")?.dataset;
+const [labels, ranges] = [charts?.labels.split("|"), charts?.ranges.split("|")];
+const addressOf = (bar) => {
+  const address = new URL(charts.address, location);
+  address.searchParams.set("range", ranges[bar]);
+  return address.href;
+};
+for (const plot of document.querySelectorAll(".plot")) {
   const make = (name) => plot.appendChild(Object.assign(document.createElement("div"), { className: name, hidden: true }));
   const [band, tip] = [make("band"), make("tip")];
   const svg = plot.querySelector("svg");
   const names = [...plot.parentElement.querySelectorAll(".legend li")];
-  const rows = table.tBodies[0].rows;
+  const series = [...svg.querySelectorAll("[data-values]")].map((path) => path.dataset.values.split(","));
   const barAt = (event) => {
     const box = svg.getBoundingClientRect();
-    return Math.min(rows.length - 1, Math.max(0, Math.floor((event.clientX - box.left) / box.width * rows.length)));
+    return Math.min(labels.length - 1, Math.max(0, Math.floor((event.clientX - box.left) / box.width * labels.length)));
   };
-  const linkOf = (bar) => rows[bar].querySelector("a");
   let isTouch = false;
   const show = (event) => {
     isTouch = event.pointerType === "touch";
     const [frame, box, bar] = [plot.getBoundingClientRect(), svg.getBoundingClientRect(), barAt(event)];
-    const width = box.width / rows.length;
-    const [label, ...values] = [...rows[bar].cells].map((cell) => cell.textContent);
-    const figures = values.slice(plot.dataset.column - 1).slice(0, names.length);
-    const lines = names.map((name, number) => [name.cloneNode(true), figures[number]]);
-    if ("sum" in plot.dataset) {
-      const sum = figures.reduce((all, value) => all + (Number(value.replaceAll(",", "")) || 0), 0);
-      lines.push(["Total", sum.toLocaleString("en-US")]);
-    }
-    tip.replaceChildren(label, ...lines.map(([name, value]) => {
+    const width = box.width / labels.length;
+    const values = series.map((series) => series[bar]);
+    const lines = names.map((name, number) => [[...name.cloneNode(true).childNodes], values[number]]);
+    if (lines.length > 1) lines.push([["Total"], values.reduce((sum, value) => sum + Number(value), 0)]);
+    tip.replaceChildren(labels[bar], ...lines.map(([name, value]) => {
       const line = document.createElement("div");
-      line.append(...(name.childNodes ?? [name]), Object.assign(document.createElement("b"), { textContent: value }));
+      const text = value === "" ? "–" : Number(value).toLocaleString("en-US");
+      line.append(...name, Object.assign(document.createElement("b"), { textContent: text }));
       return line;
     }));
-    if (isTouch) tip.append(Object.assign(document.createElement("a"), { href: linkOf(bar).href, textContent: "Open" }));
+    if (isTouch) tip.append(Object.assign(document.createElement("a"), { href: addressOf(bar), textContent: "Open" }));
     band.hidden = tip.hidden = false;
     const left = box.left - frame.left + bar * width;
     Object.assign(band.style, { left: `${left}px`, width: `${width}px` });
     const room = frame.width - tip.offsetWidth;
     tip.style.left = `${Math.max(0, Math.min(room, left + width / 2 - tip.offsetWidth / 2))}px`;
   };
-  svg.addEventListener("click", (event) => isTouch || linkOf(barAt(event)).click());
+  svg.addEventListener("click", (event) => isTouch || location.assign(addressOf(barAt(event))));
   svg.addEventListener("pointermove", show);
   svg.addEventListener("pointerdown", show);
   const hide = () => (band.hidden = tip.hidden = true);

@@ -2,10 +2,10 @@
 
 use maud::{Markup, html};
 
-use crate::console::html::form::Form;
 use crate::keys::{
     Budget, BudgetPeriod, CONCURRENT_TAKES, Key, KeyName, KeyTerms, Permission, parse_concurrent,
 };
+use crate::report::form::Form;
 use crate::when::{self, When, Zone};
 
 const EXPIRIES: [(&str, &str); 6] = [

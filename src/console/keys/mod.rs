@@ -1,4 +1,4 @@
-//! A key's pages: creating, changing and revoking it.
+//! A key's pages: creating, changing, rotating and revoking it.
 
 mod form;
 pub mod list;
@@ -6,27 +6,28 @@ pub mod list;
 use maud::{Markup, html};
 
 use self::form::{KeyForm, WrongField};
-use self::list::{KeyListView, budget_bar, expiry_badge, recent_sums};
-use super::html::format::{self, or_never};
+use self::list::{query, recent_sums};
 use super::layout::{self, copy_box};
 use super::page::{Operator, PageError, PageResult};
 use crate::checks::is_local;
-use crate::http::{Request, Response};
+use crate::http::Request;
 use crate::keys::{Key, KeyChanged, KeyState, Permission};
 use crate::ledger::{Filter, Sums};
+use crate::report::format::{self, or_never};
+use crate::report::rows::{budget_bar, expiry_badge};
 use crate::secret::{SecretDigest, new_secret, secret_hex};
 use crate::text::{count, grouped};
-use crate::when::Zone;
+use crate::when::{HOUR, Zone};
 
 /// The number of random bytes that identify a form for a new key.
 const ONCE_BYTES: usize = 16;
 
 pub fn new(operator: &Operator) -> PageResult {
     let wanted = KeyForm::new(operator.request.now);
-    Ok(form(operator, &wanted, None))
+    form(operator, &wanted, None)
 }
 
-fn form(operator: &Operator, wanted: &KeyForm, wrong: Option<&WrongField>) -> Response {
+fn form(operator: &Operator, wanted: &KeyForm, wrong: Option<&WrongField>) -> PageResult {
     let content = html! {
         main.narrow {
             h1 { "Create an API key" }
@@ -36,13 +37,19 @@ fn form(operator: &Operator, wanted: &KeyForm, wrong: Option<&WrongField>) -> Re
                 (wanted.fields(None, wrong, &operator.console.store.zone))
                 div.buttons {
                     button.primary type="submit" { "Create key" }
-                    a.button href=(KeyListView::read(&operator.request.query).address("/keys")) { "Cancel" }
+                    a.button href=(query(operator)?.link("/keys", &[])) { "Cancel" }
                 }
             }
         }
     };
     let status = if wrong.is_some() { 400 } else { 200 };
-    layout::operator_page(operator, status, "/keys", "Create an API key", &content)
+    Ok(layout::operator_page(
+        operator,
+        status,
+        "/keys",
+        "Create an API key",
+        &content,
+    ))
 }
 
 pub fn create(operator: &Operator) -> PageResult {
@@ -51,7 +58,7 @@ pub fn create(operator: &Operator) -> PageResult {
     let store = &operator.console.store;
     let (name, terms) = match wanted.check(None, request.now, &store.zone) {
         Ok(checked) => checked,
-        Err(wrong) => return Ok(form(operator, &wanted, Some(&wrong))),
+        Err(wrong) => return form(operator, &wanted, Some(&wrong)),
     };
     let secret = new_secret();
     let id = id_for(request.form.get("once")).ok_or(PageError::IncompleteForm)?;
@@ -66,8 +73,7 @@ pub fn create(operator: &Operator) -> PageResult {
         main.narrow {
             h1 { "Your new key" }
             p { strong.text { (wanted.name) } " · " code { (id) } }
-            p.notice role="status" { strong { "Copy it now." } " Not stored, so it can’t be displayed again." }
-            (copy_box("The key", "secret", &secret))
+            (only_time(&secret))
             (example(operator, &wanted.permissions, &secret))
             p { a.button.primary href="/keys" { "Done" } }
         }
@@ -79,6 +85,14 @@ pub fn create(operator: &Operator) -> PageResult {
         "Your new key",
         &content,
     ))
+}
+
+/// The secret of a key, on the only page that ever has it.
+fn only_time(secret: &str) -> Markup {
+    html! {
+        p.notice role="status" { strong { "Copy it now." } " Not stored, so it can’t be displayed again." }
+        (copy_box("The key", "secret", secret))
+    }
 }
 
 /// The id of the key that a form creates. It is derived from the form's random number, so the
@@ -164,7 +178,7 @@ pub fn change(operator: &Operator, id: &str) -> PageResult {
         KeyChanged::Done => {
             log::info!("console: {id} was changed");
             Ok(layout::redirect(
-                &KeyListView::read(&request.query).address_after("changed", id),
+                &query(operator)?.link("/keys", &[("changed", id)]),
             ))
         }
         KeyChanged::NoSuchKey | KeyChanged::Meanwhile(_) => Err(PageError::NotFound),
@@ -185,21 +199,23 @@ fn key_page(
     let sums = recent_sums(&console.store, filter, request.now)?
         .remove(&key.id)
         .unwrap_or_default();
-    let list = KeyListView::read(&request.query);
+    let list = query(operator)?;
+    let below = |page: &str| list.link(&format!("/keys/{}{page}", key.id), &[]);
     let status = if wrong.is_some() { 400 } else { 200 };
     let content = html! {
         main.narrow {
-            p.crumbs { a href=(list.address("/keys")) { "Back to API keys" } }
+            p.crumbs { a href=(list.link("/keys", &[])) { "Back to API keys" } }
             h1.text { (key.name) }
             @if let Some((_, message)) = wrong { p.alert role="alert" { (message) " Nothing was changed." } }
             (facts(key, &sums, wrong.is_some() || key.revoked.is_some(), request.now, &console.store.zone))
             @if key.revoked.is_none() {
-                form method="post" action=(list.key_address(&key.id, "")) {
+                form method="post" action=(below("")) {
                     (wanted.fields(key.terms.expires, wrong, &console.store.zone))
                     div.buttons {
                         button.primary type="submit" { "Save changes" }
-                        a.button href=(list.address("/keys")) { "Cancel" }
-                        a.button.danger href=(list.key_address(&key.id, "/revoke")) { "Revoke key" }
+                        a.button href=(list.link("/keys", &[])) { "Cancel" }
+                        a.button href=(below("/rotate")) { "Rotate key" }
+                        a.button.danger href=(below("/revoke")) { "Revoke key" }
                     }
                 }
             }
@@ -247,12 +263,99 @@ fn facts(key: &Key, sums: &Sums, with_terms: bool, now: i64, zone: &Zone) -> Mar
     }
 }
 
+/// The times after which the former secret of a rotated key ends, in hours.
+const OVERLAPS: [(i64, &str); 5] = [
+    (0, "now"),
+    (1, "in an hour"),
+    (24, "in 24 hours"),
+    (7 * 24, "in 7 days"),
+    (30 * 24, "in 30 days"),
+];
+
+pub fn confirm_rotate(operator: &Operator, id: &str) -> PageResult {
+    let back = query(operator)?.link(&format!("/keys/{id}"), &[]);
+    let (key, zone) = (find(operator, id)?, &operator.console.store.zone);
+    if key.revoked.is_some() {
+        return Ok(layout::redirect(&back));
+    }
+    let content = html! {
+        main.narrow {
+            h1 { "Rotate " span.text { (key.name) } "?" }
+            p { "It gets a new secret. Its name, limits, budget and usage stay." }
+            form method="post" {
+                @if let Some(old) = &key.overlap {
+                    p {
+                        "It was rotated before, and " code { (old.hint) } " is accepted until " (format::minute(old.ends, zone)) " " (zone.name())
+                        ". Another rotation ends that one and " code { (key.hint) } " at once."
+                    }
+                    input type="hidden" name="ends" value="0";
+                } @else {
+                    label for="ends" { "The present key " code { (key.hint) } " ends" }
+                    select #ends name="ends" {
+                        @for (hours, text) in OVERLAPS { option value=(hours) { (text) } }
+                    }
+                }
+                div.buttons {
+                    button.primary type="submit" { "Rotate key" }
+                    a.button href=(back) { "Cancel" }
+                }
+            }
+        }
+    };
+    Ok(layout::operator_page(
+        operator,
+        200,
+        "/keys",
+        "Rotate a key",
+        &content,
+    ))
+}
+
+pub fn rotate(operator: &Operator, id: &str) -> PageResult {
+    let (request, store) = (operator.request, &operator.console.store);
+    let ends = request.form.get("ends");
+    let overlap = OVERLAPS.iter().find(|(hours, _)| hours.to_string() == ends);
+    let (hours, ends) = overlap.ok_or(PageError::IncompleteForm)?;
+    let (secret, overlap) = (new_secret(), Some(hours * HOUR).filter(|time| *time > 0));
+    let former = find(operator, id)?;
+    match store
+        .keys
+        .rotate(id, &secret, overlap, request.now, &request.actor())?
+    {
+        KeyChanged::Done => {}
+        KeyChanged::NoSuchKey => return Err(PageError::NotFound),
+        // It was revoked or rotated since: the page says so.
+        KeyChanged::Meanwhile(_) => {
+            return Ok(layout::redirect(
+                &query(operator)?.link(&format!("/keys/{id}/rotate"), &[]),
+            ));
+        }
+    }
+    log::info!("console: {id} was rotated");
+    let content = html! {
+        main.narrow {
+            h1 { "The new secret" }
+            p { strong.text { (former.name) } " · " code { (id) } }
+            (only_time(&secret))
+            p { "The former one, " code { (former.hint) } ", ends " (ends) "." }
+            p { a.button.primary href=(query(operator)?.link(&format!("/keys/{id}"), &[])) { "Done" } }
+        }
+    };
+    Ok(layout::operator_page(
+        operator,
+        200,
+        "/keys",
+        "The new secret",
+        &content,
+    ))
+}
+
 pub fn confirm_revoke(operator: &Operator, id: &str) -> PageResult {
-    let list = KeyListView::read(&operator.request.query);
+    let back = query(operator)?.link(&format!("/keys/{id}"), &[]);
     let (key, zone) = (find(operator, id)?, &operator.console.store.zone);
     if key.revoked.is_some() {
         // The browser went back after the revocation: the key's page has its time.
-        return Ok(layout::redirect(&list.key_address(id, "")));
+        return Ok(layout::redirect(&back));
     }
     let content = html! {
         main.narrow {
@@ -267,7 +370,7 @@ pub fn confirm_revoke(operator: &Operator, id: &str) -> PageResult {
             }
             form.buttons method="post" {
                 button.danger type="submit" { "Revoke key" }
-                a.button href=(list.key_address(id, "")) { "Keep it" }
+                a.button href=(back) { "Keep it" }
             }
         }
     };
@@ -289,6 +392,6 @@ pub fn revoke(operator: &Operator, id: &str) -> PageResult {
     }
     log::info!("console: {id} was revoked");
     Ok(layout::redirect(
-        &KeyListView::read(&request.query).address_after("revoked", id),
+        &query(operator)?.link("/keys", &[("revoked", id)]),
     ))
 }

@@ -10,8 +10,6 @@ use std::time::Duration;
 use maud::{Markup, html};
 
 use self::verdict::PartState;
-use super::html::format;
-use super::html::table::{cards, heading, scrolling};
 use super::layout;
 use super::page::{Operator, PageResult};
 use super::state::Console;
@@ -20,6 +18,8 @@ use crate::config::GroundingMode;
 use crate::database::Problem;
 use crate::ledger::Gateway;
 use crate::listener::{Gauge, LoadEvent};
+use crate::report::format;
+use crate::report::table::{Cell, Table};
 use crate::text::{count, grouped};
 use crate::when::Zone;
 
@@ -89,24 +89,20 @@ fn lead(parts: &[PartState], checked: Option<i64>, is_running: bool, zone: &Zone
 }
 
 fn table(parts: &[PartState], zone: &Zone) -> Markup {
-    let cells = |part: &PartState| {
-        let (class, state) = match part.verdict {
-            Some(Verdict::Ok) => ("badge good", "ok"),
-            Some(Verdict::Warn) => ("badge warn", "note"),
-            Some(Verdict::Fail) => ("badge bad", "fails"),
-            None => ("badge", "not asked yet"),
-        };
-        vec![
-            html! { (part.name) },
-            html! { span class=(class) { (state) } },
-            details(part, zone),
-        ]
+    let state = |part: &PartState| match part.verdict {
+        Some(Verdict::Ok) => Cell::text("ok").class("badge good"),
+        Some(Verdict::Warn) => Cell::text("note").class("badge warn"),
+        Some(Verdict::Fail) => Cell::text("fails").class("badge bad"),
+        None => Cell::text("not asked yet").class("badge"),
     };
-    cards(
-        "findings",
-        &["Part", "State", "Details"].map(heading),
-        parts.iter().map(cells),
-    )
+    Table::new(parts)
+        .text("part", "Part", |part| Cell::text(part.name.to_string()))
+        .text("state", "State", state)
+        .text("details", "Details", |part| {
+            Cell::text("").on_page(details(part, zone))
+        })
+        .class("w")
+        .html("findings", "part,state,details")
 }
 
 fn details(part: &PartState, zone: &Zone) -> Markup {
@@ -178,27 +174,24 @@ fn searches(console: &Console) -> Option<String> {
 /// A table of the gateways that share the database; nothing if it is a file.
 fn gateways(console: &Console) -> Result<Markup, Problem> {
     let gateways = console.shared_gateways()?;
-    let cells = |gateway: &Gateway| {
-        vec![
-            html! { span.text { (gateway.name) } },
-            html! { (gateway.version) },
-            html! { span.text { (gateway.address) } },
-            html! {
-                @match gateway.seen_ago {
-                    None => "stopped",
-                    Some(ago) if ago > SEEN_LATELY => {
-                        span.badge.bad { "not seen" } " for " (format::long_duration(Duration::from_secs(ago as u64)))
-                    }
-                    Some(_) => span.badge.good { "now" },
-                }
-            },
-        ]
+    let seen = |gateway: &Gateway| match gateway.seen_ago {
+        None => Cell::text("stopped"),
+        Some(ago) if ago > SEEN_LATELY => {
+            let ago = format::long_duration(Duration::from_secs(ago as u64));
+            let badge = Cell::text("not seen").class("badge bad");
+            badge.and(Cell::text(format!("for {ago}")))
+        }
+        Some(_) => Cell::text("now").class("badge good"),
     };
-    let headings = ["Gateway", "Version", "Address", "Last seen"].map(heading);
+    let table = Table::new(&gateways)
+        .text("name", "Gateway", |gateway| Cell::name(&gateway.name))
+        .text("version", "Version", |gateway| Cell::text(&gateway.version))
+        .text("address", "Address", |gateway| Cell::name(&gateway.address))
+        .text("seen", "Last seen", seen);
     Ok(html! {
         @if !gateways.is_empty() {
             h2 { "Gateways" }
-            (scrolling("gateways", "Gateways", &headings, gateways.iter().map(cells)))
+            (table.html("gateways", "name,version,address,seen"))
         }
     })
 }
@@ -211,25 +204,24 @@ fn queue_by_key(console: &Console) -> Result<Markup, Problem> {
     }
     let keys = console.store.keys.list()?;
     lanes.sort_by_key(|lane| Reverse((lane.waiting, lane.running, lane.shed)));
-    let rows = lanes.iter().map(|lane| {
-        let name = keys
-            .iter()
-            .find(|key| key.id == *lane.name)
-            .map_or(&*lane.name, |key| &key.name);
-        let cells = [
-            name.to_owned(),
-            grouped(lane.waiting as i64),
-            lane.longest_wait.map_or("–".into(), format::long_duration),
-            grouped(lane.running as i64),
-            format::figure(lane.limit.map(|limit| limit as i64)),
-            grouped(lane.shed as i64),
-        ];
-        cells.map(|text| html! { (text) }).into()
-    });
-    let headings = ["Key", "Waiting", "Longest wait", "Running", "Limit", "Shed"].map(heading);
+    let number = |number: usize| Cell::number(Some(number as i64));
+    let table = Table::new(&lanes)
+        .text("key", "Key", |lane| {
+            let key = keys.iter().find(|key| key.id == *lane.name);
+            Cell::name(key.map_or(&*lane.name, |key| &key.name))
+        })
+        .number("waiting", "Waiting", |lane| number(lane.waiting))
+        .number("wait", "Longest wait", |lane| {
+            Cell::text(lane.longest_wait.map_or("–".into(), format::long_duration))
+        })
+        .number("running", "Running", |lane| number(lane.running))
+        .number("limit", "Limit", |lane| {
+            Cell::number(lane.limit.map(|limit| limit as i64))
+        })
+        .number("shed", "Shed", |lane| Cell::number(Some(lane.shed as i64)));
     Ok(html! {
         h2 { "Queue by key" }
-        (scrolling("numbers", "Queue by key", &headings, rows))
+        (table.html("queue", "key,waiting,wait,running,limit,shed"))
         p.muted { "Shed requests are counted since the start." }
     })
 }

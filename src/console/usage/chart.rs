@@ -1,17 +1,15 @@
 //! Draws charts as SVG that stretches to any width. Texts must not be stretched, so they are HTML
-//! beside it. One table has the figures of all charts, from which the script makes the tooltip of a
-//! bar.
+//! beside it. The script makes the tooltip of a bar from the values of each path.
 
 use maud::{Markup, html};
 
-use crate::console::html::format::figure;
-use crate::when::Zone;
+use crate::report::format::figure;
+use crate::report::query::Query;
 
-/// The drawing's own units: the width of a bar's place, the part of it that the bar fills, and the
-/// height.
+/// The drawing's own units: the width of a bar's place, of which the style sheet fills the most, and
+/// the height.
 const PLACE: usize = 10;
-const FILLED: usize = 8;
-const HEIGHT: f64 = 500.0;
+const HEIGHT: f64 = 1000.0;
 
 /// Values over time, one for each bar.
 pub struct Series {
@@ -20,6 +18,14 @@ pub struct Series {
     pub class: String,
     /// `None` for a bar in which nothing was measured.
     pub values: Vec<Option<i64>>,
+}
+
+impl Series {
+    /// The values for the script; an empty one was not measured.
+    fn numbers(&self) -> String {
+        let number = |value: &Option<i64>| value.map_or(String::new(), |value| value.to_string());
+        self.values.iter().map(number).collect::<Vec<_>>().join(",")
+    }
 }
 
 pub struct Chart {
@@ -35,25 +41,14 @@ pub struct AxisBar {
     pub label: String,
     /// The text under the bar; empty for most.
     pub tick: String,
-    /// The address of the page with the interval.
-    pub link: String,
+    /// The interval, as an address has it.
+    pub range: String,
     /// The bar covers a part of its interval, or the interval has not ended.
     pub is_pale: bool,
 }
 
-/// Draws the charts, and the table of all their figures.
-pub fn draw(charts: &[Chart], axis: &[AxisBar], zone: &Zone) -> (Vec<Markup>, Markup) {
-    let mut column = 1;
-    let mut drawn = Vec::new();
-    for chart in charts {
-        drawn.push(chart.figure(axis, column));
-        column += chart.series.len();
-    }
-    (drawn, table(charts, axis, zone))
-}
-
 impl Chart {
-    fn figure(&self, axis: &[AxisBar], column: usize) -> Markup {
+    fn figure(&self, axis: &[AxisBar]) -> Markup {
         let bars = axis.len();
         let scale = Scale::to(self.highest(bars));
         let (width, steps) = (bars * PLACE, scale.steps);
@@ -69,14 +64,14 @@ impl Chart {
                 ul.legend {
                     @for series in &self.series { li { span class=(format!("swatch {}", series.class)) {} span.text { (series.name) } } }
                 }
-                div.plot data-column=(column) data-sum[self.series.len() > 1] {
+                div.plot {
                     div.y aria-hidden="true" {
                         @for step in (0..=steps).rev() { span { (scale.label(step)) } }
                     }
                     svg viewBox=(format!("0 0 {width} {HEIGHT}")) preserveAspectRatio="none" role="img" aria-label=(self.summary) {
                         path.grid d=(grid) {}
                         @for series in &self.series {
-                            path class=(format!("f {}", series.class)) d=(stacked_bars(&series.values, &mut below, scale.top)) {}
+                            path class=(format!("f {}", series.class)) data-values=(series.numbers()) d=(stacked_bars(&series.values, &mut below, scale.top)) {}
                         }
                         @for (bar, _) in axis.iter().enumerate().filter(|(_, bar)| bar.is_pale) {
                             rect.pale x=(bar * PLACE) width=(PLACE) height=(HEIGHT) {}
@@ -105,30 +100,39 @@ impl Chart {
     }
 }
 
-/// The table of all figures. The script finds those of a bar by the number of the row.
-fn table(charts: &[Chart], axis: &[AxisBar], zone: &Zone) -> Markup {
+/// The charts. The script opens the interval of a bar: its range is added to an address.
+pub fn draw(charts: &[Chart], axis: &[AxisBar], address: &str) -> Markup {
+    let joined = |text: fn(&AxisBar) -> &str| axis.iter().map(text).collect::<Vec<_>>().join("|");
     html! {
-        details.data {
-            summary { "All figures as a table" }
-            div.scroll tabindex="0" role="region" aria-label="All figures as a table" {
-                table #figures {
-                    thead {
-                        tr {
-                            td {}
-                            @for chart in charts { th scope="colgroup" colspan=(chart.series.len()) { (chart.title) } }
-                        }
-                        tr {
-                            th scope="col" { "Time (" (zone.name()) ")" }
-                            @for series in charts.iter().flat_map(|chart| &chart.series) { th scope="col" { (series.name) } }
-                        }
+        section.charts aria-label="Charts" data-address=(address) data-ranges=(joined(|bar| &bar.range)) data-labels=(joined(|bar| &bar.label)) {
+            @for chart in charts { (chart.figure(axis)) }
+        }
+    }
+}
+
+/// The table of all figures.
+pub fn figures(charts: &[Chart], axis: &[AxisBar], query: &Query, address: &str) -> Markup {
+    let path = address.split('?').next().unwrap_or_default();
+    let link = |bar: &AxisBar| query.link(path, &[("range", &bar.range)]);
+    html! {
+        div.scroll tabindex="0" role="region" aria-label="The figures of the charts" {
+            table #figures {
+                thead {
+                    tr {
+                        td {}
+                        @for chart in charts { th scope="colgroup" colspan=(chart.series.len()) { (chart.title) } }
                     }
-                    tbody {
-                        @for (bar, AxisBar { label, link, .. }) in axis.iter().enumerate() {
-                            tr {
-                                th { a href=(link) { (label) } }
-                                @for chart in charts {
-                                    @for series in &chart.series { td { (figure(series.values[bar])) } }
-                                }
+                    tr {
+                        th scope="col" { "Time (" (query.zone.name()) ")" }
+                        @for series in charts.iter().flat_map(|chart| &chart.series) { th scope="col" { (series.name) } }
+                    }
+                }
+                tbody {
+                    @for (number, bar) in axis.iter().enumerate() {
+                        tr {
+                            th { a href=(link(bar)) { (bar.label) } }
+                            @for chart in charts {
+                                @for series in &chart.series { td { (figure(series.values[number])) } }
                             }
                         }
                     }
@@ -138,24 +142,17 @@ fn table(charts: &[Chart], axis: &[AxisBar], zone: &Zone) -> Markup {
     }
 }
 
-/// Draws bars on top of those in `below`. A bar's height is its exact share of the axis: small
-/// values belong at the bottom, where the style sheet adds a hairline.
+/// Draws bars on top of those in `below`, as lines: a page may have hundreds. A bar's height is its
+/// exact share of the axis: small values belong at the bottom, where the style sheet adds a hairline.
 fn stacked_bars(values: &[Option<i64>], below: &mut [f64], top: f64) -> String {
     let mut path = String::new();
     for (bar, value) in values.iter().enumerate() {
         let Some(value) = value.filter(|value| *value > 0) else {
             continue;
         };
-        let (x, bottom) = (bar * PLACE + (PLACE - FILLED) / 2, below[bar]);
+        let (x, bottom) = (bar * PLACE + PLACE / 2, HEIGHT - below[bar]);
         below[bar] += value as f64 / top * HEIGHT;
-        // Hundredths, without zeros at the end: the chart of an hour may have 300 segments.
-        let y = |height: f64| ((HEIGHT - height) * 100.0).round() / 100.0;
-        path += &format!(
-            "M{x} {}V{}h{FILLED}V{}z",
-            y(bottom),
-            y(below[bar]),
-            y(bottom)
-        );
+        path += &format!("M{x} {bottom:.0}V{:.0}", HEIGHT - below[bar]);
     }
     path
 }
@@ -208,6 +205,7 @@ fn short(number: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::when::Zone;
 
     #[test]
     fn an_axis_for_one_and_for_a_million() {
@@ -249,11 +247,13 @@ mod tests {
         let axis = [(hostile, false), ("", true)].map(|(tick, is_pale)| AxisBar {
             label: hostile.into(),
             tick: tick.into(),
-            link: hostile.into(),
+            range: hostile.into(),
             is_pale,
         });
-        let (drawn, table) = draw(&[chart], &axis, &Zone::utc());
-        for drawn in drawn.into_iter().chain([table]) {
+        let charts = [chart];
+        let query = Query::none(&Zone::utc());
+        let table = figures(&charts, &axis, &query, "/usage");
+        for drawn in [draw(&charts, &axis, hostile), table] {
             let text = drawn.into_string();
             assert!(!text.contains("<script"), "{text}");
             assert!(text.contains("&lt;script&gt;"), "{text}");

@@ -1,14 +1,13 @@
-//! The usage report of a range of time: totals, bars, keys and errors.
+//! The figures of a range of time: totals, bars, and groups.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
-use super::bar_interval::BarInterval;
+use super::axis::BarInterval;
 use super::chart::Series;
-use super::view::UsageView;
+use crate::console::filters::Asked;
 use crate::database::{Problem, ProblemKind};
 use crate::keys::Key;
-use crate::ledger::{Span, SpanSums, Sums};
+use crate::ledger::{Groups, Span, SpanSums, Sums, UsageRow};
 use crate::store::Store;
 use crate::text::count;
 use crate::when::Range;
@@ -31,7 +30,7 @@ pub enum ResultKind {
 }
 
 impl ResultKind {
-    pub fn from_status(status: Option<i64>) -> Self {
+    fn from_status(status: Option<i64>) -> Self {
         match status {
             Some(200) => Self::Succeeded,
             Some(400..=499) => Self::Refused,
@@ -46,133 +45,93 @@ pub struct UsageReport {
     /// The requests with the wanted outcome, which also all figures below count.
     pub selected: Sums,
     pub step: BarInterval,
-    pub bars: Vec<Bar>,
-    /// Status, code and number of requests, the most frequent first.
-    pub errors: Vec<((Option<i64>, String), i64)>,
-    /// The keys with most tokens first.
-    pub keys: Vec<KeyUsage>,
+    /// What each bar covers.
+    pub bars: Vec<Range>,
+    /// The number of requests by `ResultKind`, of each bar.
+    pub requests: Vec<[i64; 3]>,
+    /// The sums of each key, of each bar.
+    keys: HashMap<String, Vec<Sums>>,
+    pub rows: Vec<UsageRow>,
     /// The milliseconds that the newest completions took, in ascending order, whatever the wanted
     /// outcome.
     pub durations: Vec<f64>,
 }
 
-pub struct Bar {
-    pub range: Range,
-    /// The number of requests by `ResultKind`.
-    pub requests: [i64; 3],
-}
-
-#[derive(Default)]
-pub struct KeyUsage {
-    pub id: String,
-    pub name: String,
-    /// The position among all keys, the oldest first.
-    pub place: usize,
-    /// All requests of the key, and those with the wanted outcome.
-    pub all: Sums,
-    pub selected: Sums,
-    /// The latter by bar.
-    pub bars: Vec<Sums>,
-}
-
 impl UsageReport {
     /// Reads a range, by days if retention has removed the rows of shorter bars.
-    pub fn read(store: &Store, view: &UsageView, keys: &[Key]) -> Result<Self, Problem> {
-        match Self::read_by(Span::Minute, store, view, keys) {
+    pub fn read(store: &Store, asked: &Asked) -> Result<Self, Problem> {
+        match Self::read_by(Span::Minute, store, asked) {
             Err(problem) if problem.kind == ProblemKind::RowsRemoved => {
-                Self::read_by(Span::Day, store, view, keys)
+                Self::read_by(Span::Day, store, asked)
             }
             report => report,
         }
     }
 
-    fn read_by(
-        shortest: Span,
-        store: &Store,
-        view: &UsageView,
-        keys: &[Key],
-    ) -> Result<Self, Problem> {
-        let (step, ranges) = BarInterval::fitting(view.range, shortest, &view.zone);
-        let places: HashMap<&str, usize> = keys
-            .iter()
-            .enumerate()
-            .map(|(place, key)| (key.id.as_str(), place))
-            .collect();
+    fn read_by(shortest: Span, store: &Store, asked: &Asked) -> Result<Self, Problem> {
+        let query = &asked.query;
+        let (filter, by) = (query.row_filter(), [query.grouping()]);
+        let (step, bars) = BarInterval::fitting(query.range, shortest, &query.zone);
         let [mut all, mut selected] = [Sums::default(), Sums::default()];
-        let mut bars: Vec<Bar> = ranges
-            .into_iter()
-            .map(|range| Bar {
-                range,
-                requests: [0; 3],
-            })
-            .collect();
-        let mut errors: BTreeMap<(Option<i64>, String), i64> = BTreeMap::new();
-        let mut by_key: HashMap<String, KeyUsage> = HashMap::new();
-        let matching = view.matching();
+        let mut requests = vec![[0; 3]; bars.len()];
+        let mut keys: HashMap<String, Vec<Sums>> = HashMap::new();
+        let mut groups = Groups::new(&by, &query.zone);
         let take = |row: SpanSums| {
-            let key = by_key.entry(row.key_id).or_insert_with_key(|id| {
-                let place = places.get(id.as_str()).copied().unwrap_or(keys.len());
-                let name = keys.get(place).map_or(id, |key| &key.name).clone();
-                let bars = vec![Sums::default(); bars.len()];
-                KeyUsage {
-                    id: id.clone(),
-                    name,
-                    place,
-                    bars,
-                    ..KeyUsage::default()
-                }
-            });
+            let is_wanted = filter
+                .matching
+                .includes(row.status, row.error_code.as_deref());
             all.add(&row.sums);
-            key.all.add(&row.sums);
-            if !matching.includes(row.status, row.error_code.as_deref()) {
-                return;
+            groups.add(&row, is_wanted);
+            if is_wanted {
+                // The range may begin inside a span.
+                let start = row.start.max(query.range.since);
+                let at = bars.partition_point(|bar| bar.until <= start);
+                selected.add(&row.sums);
+                requests[at][ResultKind::from_status(row.status) as usize] += row.sums.requests;
+                let key = keys.entry(row.key_id);
+                key.or_insert_with(|| vec![Sums::default(); bars.len()])[at].add(&row.sums);
             }
-            // The range may begin inside a span.
-            let start = row.start.max(view.range.since);
-            let at = bars.partition_point(|bar| bar.range.until <= start);
-            let kind = ResultKind::from_status(row.status);
-            bars[at].requests[kind as usize] += row.sums.requests;
-            if kind != ResultKind::Succeeded {
-                *errors
-                    .entry((row.status, row.error_code.unwrap_or_default()))
-                    .or_default() += row.sums.requests;
-            }
-            selected.add(&row.sums);
-            key.selected.add(&row.sums);
-            key.bars[at].add(&row.sums);
         };
+        let requested = filter.requests.clone();
         store
             .ledger
-            .figures(step.span(), view.range, view.filter(), take)?;
-        let mut errors: Vec<_> = errors.into_iter().collect();
-        errors.sort_by_key(|(_, count)| -count);
-        let mut keys: Vec<_> = by_key
-            .into_values()
-            .filter(|key| key.selected.requests > 0)
-            .collect();
-        keys.sort_by(|a, b| {
-            let rank = |key: &KeyUsage| Reverse((key.selected.total_tokens, key.selected.requests));
-            (rank(a), &a.name, &a.id).cmp(&(rank(b), &b.name, &b.id))
-        });
-        let durations = store.ledger.newest_durations(&view.row_filter())?;
+            .figures(step.span(), query.range, requested, take)?;
+        let names = asked
+            .keys
+            .iter()
+            .map(|key| (key.id.clone(), key.name.clone()));
         Ok(Self {
             all,
             selected,
             step,
+            requests,
+            rows: groups.rows(&names.collect()),
+            durations: store.ledger.newest_durations(&filter)?,
             bars,
-            errors,
             keys,
-            durations,
         })
     }
 
     /// The tokens by bar of the few keys that have most, and of all others together: their names
     /// and colours.
-    pub fn tokens_by_key(&self) -> Vec<Series> {
-        let series = |name: String, class: String, keys: &[&KeyUsage]| {
+    pub fn tokens_by_key(&self, known: &[Key]) -> Vec<Series> {
+        let places = known.iter().enumerate();
+        let places: HashMap<&str, usize> = places
+            .map(|(place, key)| (key.id.as_str(), place))
+            .collect();
+        let place = |id: &str| places.get(id).copied().unwrap_or(known.len());
+        let tokens = |bars: &[Sums]| bars.iter().map(|sums| sums.total_tokens).sum::<i64>();
+        let mut keys: Vec<(i64, usize, &String)> = self
+            .keys
+            .iter()
+            .map(|(id, bars)| (-tokens(bars), place(id), id))
+            .collect();
+        keys.retain(|(tokens, ..)| *tokens < 0);
+        keys.sort_unstable();
+        let series = |name: String, class: String, ids: &[&String]| {
             let value = |bar: usize| {
                 let mut sums = Sums::default();
-                keys.iter().for_each(|key| sums.add(&key.bars[bar]));
+                ids.iter().for_each(|id| sums.add(&self.keys[*id][bar]));
                 sums.measured()
             };
             Series {
@@ -182,20 +141,18 @@ impl UsageReport {
             }
         };
         let (mut most, mut others) = (Vec::<Series>::new(), Vec::new());
-        for key in self.keys.iter().filter(|key| key.selected.total_tokens > 0) {
-            let class = colour(key.place);
+        for (_, place, id) in keys {
+            let class = colour(place);
             if most.len() < KEYS_IN_CHART && most.iter().all(|other| other.class != class) {
-                most.push(series(key.name.clone(), class, &[key]));
+                let name = known.get(place).map_or(id, |key| &key.name);
+                most.push(series(name.clone(), class, &[id]));
             } else {
-                others.push(key);
+                others.push(id);
             }
         }
         if !others.is_empty() {
-            most.push(series(
-                count(others.len() as i64, "other"),
-                "others".into(),
-                &others,
-            ));
+            let name = count(others.len() as i64, "other");
+            most.push(series(name, "others".into(), &others));
         }
         most
     }
@@ -206,16 +163,6 @@ impl UsageReport {
 /// the one with more tokens.
 fn colour(place: usize) -> String {
     format!("k{} s{}", place % COLOURS, place / COLOURS % SHADES)
-}
-
-/// The tokens in, out and in all. A sum is unknown, not zero, if no completion was measured; every
-/// prompt has tokens.
-pub fn tokens(sums: &Sums) -> [Option<i64>; 3] {
-    let total = sums.measured().filter(|_| sums.succeeded() > 0);
-    let prompt = total
-        .and(Some(sums.prompt_tokens))
-        .filter(|tokens| *tokens > 0);
-    [prompt, total.and(Some(sums.completion_tokens)), total]
 }
 
 /// The time that a share of durations in ascending order, from 0 to 1, did not exceed; `None` if

@@ -115,6 +115,27 @@ def the_usage_command_selects_a_key():
             assert out["requests"] == count and [row["key_id"] for row in out["rows"]] == [key_id], out
 
 
+def usage_list_is_filtered_by_status_and_cause():
+    with Server(RUNTIME) as server:
+        key = server.create_key()
+        RUNTIME.answer = RUNTIME.good
+        is_completion(server.post(chat(), key))
+        is_error(server.post(chat(n=2), key), "invalid_request")
+        RUNTIME.answer = lambda body: (500, {})
+        is_error(server.post(chat(), key), "inference_error")
+        for options, statuses in (("", [502, 400, 200]), ("--status 200", [200]), ("--status ok", [200]), ("--status failed", [502, 400]),
+                                  ("--status 502", [502]), ("--status inference_error", [502]), ("--status 403", []),
+                                  ("--cause n", [400]), ("--cause status_500", [502]), ("--cause n --status 502", [])):
+            rows = json.loads(server.cli("usage", "list", "--json", *options.split()).stdout)
+            assert [row["status"] for row in rows] == statuses, (options, rows)
+        for wrong in ("week", "99", "600", "timeout"):
+            assert server.cli("usage", "list", "--status", wrong, check=False).returncode == 2, wrong
+        failed = json.loads(server.cli("usage", "list", "--json", "--status", "502").stdout)[0]["request_id"]
+        assert "answered with HTTP status 500" in server.cli("usage", "show", failed).stdout
+        missing = server.cli("usage", "show", "chatcmpl_" + "0" * 32, check=False)
+        assert "without a valid key" in missing.stderr and "log" in missing.stderr, missing
+
+
 def usage_show_shows_one_request():
     done = ok(chat())
     shown = SERVER.cli("usage", "show", done["id"]).stdout

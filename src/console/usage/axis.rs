@@ -1,11 +1,9 @@
-//! The charts of the usage page, and the labels of their bars.
+//! The bars of a chart: the interval that each stands for, and its label.
 
-use super::bar_interval::BarInterval;
-use super::chart::{AxisBar, Chart, Series};
-use super::report::{ResultKind, UsageReport};
-use super::view::UsageView;
-use crate::text::{count, grouped};
-use crate::when::{DAY, HOUR, Range, Zone};
+use super::chart::AxisBar;
+use crate::ledger::Span;
+use crate::report::query::Query;
+use crate::when::{DAY, HOUR, Range, Zone, interval_end};
 
 const CLOCK_FORMAT: &str = "%H:%M";
 const SECOND_FORMAT: &str = "%H:%M:%S";
@@ -13,81 +11,105 @@ const DAY_FORMAT: &str = "%b %-d";
 const MONTH_FORMAT: &str = "%b %Y";
 const YEAR_FORMAT: &str = "%Y";
 
-pub fn all(report: &UsageReport) -> Vec<Chart> {
-    let mut charts = vec![requests(report)];
-    charts.extend(tokens(report));
-    charts
-}
-
-fn requests(report: &UsageReport) -> Chart {
-    let series = |name: &str, class: &str, kind: ResultKind| {
-        let values = report
-            .bars
-            .iter()
-            .map(|bar| Some(bar.requests[kind as usize]));
-        Series {
-            name: name.into(),
-            class: class.into(),
-            values: values.collect(),
-        }
-    };
-    let (all, succeeded) = (
-        count(report.selected.requests, "request"),
-        grouped(report.selected.succeeded()),
-    );
-    Chart {
-        title: "Requests by outcome",
-        summary: format!("Bars: {all}, {succeeded} of them succeeded"),
-        series: vec![
-            // Errors are few: at the bottom they can be compared.
-            series("Failed", "failed", ResultKind::Failed),
-            series("Refused (4xx)", "refused", ResultKind::Refused),
-            series("Succeeded", "ok", ResultKind::Succeeded),
-        ],
-    }
-}
-
-/// Returns `None` if no tokens were measured.
-fn tokens(report: &UsageReport) -> Option<Chart> {
-    let series = report.tokens_by_key();
-    let missing = match report.selected.unmeasured {
-        0 => String::new(),
-        unmeasured => format!(", {} unmeasured", count(unmeasured, "request")),
-    };
-    (!series.is_empty()).then(|| Chart {
-        title: "Tokens by key",
-        summary: format!(
-            "Bars: {}{missing}",
-            count(report.selected.total_tokens, "token")
-        ),
-        series,
-    })
-}
-
 /// The most labels under a chart.
 const LABELS: usize = 7;
 
-pub fn axis(view: &UsageView, report: &UsageReport, now: i64) -> Vec<AxisBar> {
-    let (step, zone) = (report.step, &view.zone);
-    let ranges: Vec<Range> = report.bars.iter().map(|bar| bar.range).collect();
+/// The interval that a bar stands for; days and months are those of the calendar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BarInterval {
+    Minute,
+    /// 3,600 seconds, counted from the start of the day.
+    Hour,
+    Day,
+    Month,
+}
+
+impl BarInterval {
+    /// Each interval with the most bars that a chart has of it: an hour has its minutes, two days
+    /// have their hours even if the clock is set back, and a quarter has its days.
+    const ALL: [(Self, usize); 4] = [
+        (Self::Minute, 61),
+        (Self::Hour, 51),
+        (Self::Day, 100),
+        (Self::Month, usize::MAX),
+    ];
+
+    pub fn span(self) -> Span {
+        match self {
+            Self::Minute => Span::Minute,
+            Self::Hour => Span::Hour,
+            Self::Day | Self::Month => Span::Day,
+        }
+    }
+
+    /// Returns the shortest interval that is no shorter than the span and needs few enough bars for
+    /// the range, with what each bar covers. The range may cut the first and the last.
+    pub fn fitting(range: Range, shortest: Span, zone: &Zone) -> (Self, Vec<Range>) {
+        let divide = |(interval, most): (Self, usize)| match interval.span() < shortest {
+            true => None,
+            false => Some((interval, interval.divide(range, most, zone)?)),
+        };
+        Self::ALL
+            .into_iter()
+            .find_map(divide)
+            .expect("there may be any number of months")
+    }
+
+    /// The start of the next interval after a time.
+    fn next(self, time: i64, zone: &Zone) -> i64 {
+        match self {
+            Self::Minute => interval_end(time, 60),
+            Self::Hour => {
+                let day = zone.day(time);
+                let next = time - (time - day.since) % HOUR + HOUR;
+                next.min(day.until)
+            }
+            Self::Day => zone.day(time).until,
+            Self::Month => zone.month(time).until,
+        }
+    }
+
+    /// Returns true if a bar covers its whole interval.
+    pub fn is_whole(self, bar: Range, zone: &Zone) -> bool {
+        [self.next(bar.since - 1, zone), self.next(bar.since, zone)] == [bar.since, bar.until]
+    }
+
+    /// Returns what the bars of a range cover, or `None` if they are too many.
+    fn divide(self, range: Range, most: usize, zone: &Zone) -> Option<Vec<Range>> {
+        let mut bars = Vec::new();
+        let mut since = range.since;
+        while since < range.until {
+            let until = self.next(since, zone).min(range.until);
+            bars.push(Range { since, until });
+            since = until;
+            if bars.len() > most {
+                return None;
+            }
+        }
+        Some(bars)
+    }
+}
+
+pub fn axis(query: &Query, step: BarInterval, ranges: &[Range], now: i64) -> Vec<AxisBar> {
+    let zone = &query.zone;
     let bar = |(index, range): (usize, &Range)| {
         let is_present = (range.since..range.until).contains(&now);
         AxisBar {
             label: label(step, *range, zone) + if is_present { ", so far" } else { "" },
-            tick: tick(step, &ranges, index, zone).unwrap_or_default(),
-            link: address(view, step, *range),
+            tick: tick(step, ranges, index, zone).unwrap_or_default(),
+            range: query.range_field(*range),
             is_pale: is_present || !step.is_whole(*range, zone),
         }
     };
     ranges.iter().enumerate().map(bar).collect()
 }
 
-/// The page with the interval of a bar: its figures by shorter bars, or its requests if there are
-/// none.
-fn address(view: &UsageView, step: BarInterval, bar: Range) -> String {
-    let is_divided = step != BarInterval::Minute && bar != view.range;
-    view.between(bar)
-        .address(if is_divided { "/usage" } else { "/requests" })
+/// The page with the interval of a bar, whose range is to be added: its figures by shorter bars, or
+/// its requests if there are none.
+pub fn address(query: &Query, step: BarInterval, ranges: &[Range]) -> String {
+    let is_divided = step != BarInterval::Minute && ranges.len() > 1;
+    let path = if is_divided { "/usage" } else { "/requests" };
+    query.link(path, &[("range", "")])
 }
 
 /// The interval that a bar covers, in words.
@@ -157,7 +179,7 @@ fn tick(step: BarInterval, ranges: &[Range], bar: usize, zone: &Zone) -> Option<
         BarInterval::Hour => (DAY_FORMAT, zone.day(start).since == start),
         BarInterval::Day => (DAY_FORMAT, bar.is_multiple_of(smallest(&[1, 2, 5, 10, 15]))),
         BarInterval::Month => {
-            let step = smallest(&[1, 2, 3, 6, 12, 24, 60, 120]);
+            let step = smallest(&[1, 2, 3, 6, 12, 24]);
             let month = zone.date(start);
             let month = month.year() as usize * 12 + month.month() as usize - 1;
             let format = if step >= 12 {
@@ -178,36 +200,13 @@ fn formatted(unix: i64, format: &str, zone: &Zone) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::console::usage::report::Bar;
-    use crate::console::usage::view::tests::{NOW, view_in};
-    use crate::ledger::{Span, Sums};
+    use crate::report::query::tests::{NOW, query};
     use crate::when::tests::zone;
 
-    fn axis_of(query: &str, place: &str) -> Vec<AxisBar> {
-        let view = view_in(query, &zone(place));
-        let (step, ranges) = BarInterval::fitting(view.range, Span::Minute, &view.zone);
-        let bars = ranges
-            .into_iter()
-            .map(|range| Bar {
-                range,
-                requests: [0; 3],
-            })
-            .collect();
-        let [all, selected] = [Sums::default(), Sums::default()];
-        let (errors, keys, durations) = Default::default();
-        axis(
-            &view,
-            &UsageReport {
-                all,
-                selected,
-                step,
-                bars,
-                errors,
-                keys,
-                durations,
-            },
-            NOW,
-        )
+    fn axis_of(text: &str, place: &str) -> Vec<AxisBar> {
+        let query = query("/usage", text, &zone(place));
+        let (step, ranges) = BarInterval::fitting(query.range, Span::Minute, &query.zone);
+        axis(&query, step, &ranges, NOW)
     }
 
     #[test]
@@ -259,9 +258,9 @@ mod tests {
                 "Feb 2020",
             ),
             (
-                "from=1996-01-01&to=2026-01-01",
-                "2000 2005 2010 2015 2020 2025",
-                "Feb 1996",
+                "from=2016-02-01&to=2026-01-15",
+                "2018 2020 2022 2024 2026",
+                "Mar 2016",
             ),
         ] {
             let axis = axis_of(query, "UTC");
@@ -321,9 +320,9 @@ mod tests {
                 "Jan 1 13:30:07–13:30:09",
             ),
             (
-                "from=1996-03-05T12:00&to=2025-12-31",
-                358,
-                Some("Mar 5 12:00 – Mar 31 00:00, 1996"),
+                "from=2016-03-05T12:00&to=2025-12-31",
+                118,
+                Some("Mar 5 12:00 – Mar 31 00:00, 2016"),
                 "",
             ),
         ] {
@@ -426,11 +425,11 @@ mod tests {
     }
 
     #[track_caller]
-    fn check_bars(query: &str, place: &str, bars: usize, step: BarInterval) {
+    fn check_bars(text: &str, place: &str, bars: usize, step: BarInterval) {
         let zone = zone(place);
-        let range = view_in(query, &zone).range;
+        let range = query("/usage", text, &zone).range;
         let (found, ranges) = BarInterval::fitting(range, Span::Minute, &zone);
-        let context = format!("{query} {place}");
+        let context = format!("{text} {place}");
         assert_eq!((ranges.len(), found), (bars, step), "{context}");
         let ends = (ranges[0].since, ranges[bars - 1].until);
         assert_eq!(ends, (range.since, range.until), "{context}");

@@ -1,5 +1,0 @@
-//! The pages about single requests, and their export.
-
-pub mod details;
-pub mod export;
-pub mod list;
