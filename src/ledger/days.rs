@@ -238,11 +238,11 @@ const UPSERT: &str = "INSERT INTO usage_days (key_id, day, status, error_code, g
 
 /// What the rows of one sum have in common: key, day, status, error code and gateway. A missing
 /// status is 0, a missing code is empty.
-type DayKey<'a> = (&'a str, &'a str, i64, &'a str, &'a str);
+type BatchKey<'a> = (&'a str, &'a str, i64, &'a str, &'a str);
 
 /// Rows that are added to the sums together.
 #[derive(Default)]
-pub(super) struct Batch<'a>(BTreeMap<DayKey<'a>, Sums>);
+pub(super) struct Batch<'a>(BTreeMap<BatchKey<'a>, Sums>);
 
 impl<'a> Batch<'a> {
     pub fn add(&mut self, row: &'a LedgerRow) {

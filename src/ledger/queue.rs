@@ -83,7 +83,7 @@ impl WaitingRow {
 }
 
 /// What the writer has to do next.
-pub(super) enum Turn {
+pub(super) enum WriterTask {
     Rows(Vec<WaitingRow>),
     Job(Job),
     /// Nothing waits.
@@ -130,7 +130,7 @@ impl WriteQueue {
     }
 
     /// Waits for something to do until a time.
-    pub fn next(&self, until: Instant) -> Turn {
+    pub fn next(&self, until: Instant) -> WriterTask {
         let mut state = lock(&self.state);
         loop {
             if let Some(turn) = state.take() {
@@ -138,11 +138,11 @@ impl WriteQueue {
             }
             if state.is_stopping {
                 state.is_running = false;
-                return Turn::Stop;
+                return WriterTask::Stop;
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Turn::Idle;
+                return WriterTask::Idle;
             }
             state.is_idle = true;
             state = self
@@ -217,7 +217,7 @@ impl WriteQueue {
 impl QueueState {
     /// Takes a job, or the rows before the next one. What has waited for too long is answered here,
     /// and is not written.
-    fn take(&mut self) -> Option<Turn> {
+    fn take(&mut self) -> Option<WriterTask> {
         let late = || Problem::new(ProblemKind::Busy, "the write had no turn in time");
         let mut group = Vec::new();
         while group.len() < MAX_GROUP {
@@ -229,14 +229,14 @@ impl QueueState {
                     break;
                 }
                 Some(Waiting::Job(job, since)) if since.elapsed() < CHANGE_TIMEOUT => {
-                    return Some(Turn::Job(job));
+                    return Some(WriterTask::Job(job));
                 }
                 Some(Waiting::Job(job, _)) => job(Err(late())),
                 None => break,
             }
         }
         self.busy_since = Some(group.first()?.since);
-        Some(Turn::Rows(group))
+        Some(WriterTask::Rows(group))
     }
 
     fn outage(&self) -> Option<Problem> {
@@ -357,7 +357,7 @@ mod tests {
                 .push_back(Waiting::Row(waiting(age).0));
             assert_eq!(failure(&queue), expected, "a row that waits");
             let group = queue.next(Instant::now());
-            assert!(matches!(group, Turn::Rows(_)));
+            assert!(matches!(group, WriterTask::Rows(_)));
             assert_eq!(failure(&queue), expected, "a row that is written");
             queue.note_step(None);
             assert_eq!(failure(&queue), None);
@@ -374,7 +374,7 @@ mod tests {
         lock(&queue.state)
             .waiting
             .extend([late, row].map(Waiting::Row));
-        let Turn::Rows(group) = queue.next(Instant::now()) else {
+        let WriterTask::Rows(group) = queue.next(Instant::now()) else {
             panic!("a row waits");
         };
         assert_eq!(group.len(), 1);
@@ -389,7 +389,7 @@ mod tests {
         lock(&queue.state)
             .waiting
             .push_back(Waiting::Job(job, since));
-        assert!(matches!(queue.next(Instant::now()), Turn::Idle));
+        assert!(matches!(queue.next(Instant::now()), WriterTask::Idle));
         let refused = answer.try_recv().expect("an answer").expect("a problem");
         assert_eq!(refused.kind, ProblemKind::Busy);
     }
@@ -422,9 +422,9 @@ mod tests {
         let waiting = [row(), row(), job(), job(), row()];
         lock(&queue.state).waiting.extend(waiting);
         let turns = std::iter::repeat_with(|| match queue.next(Instant::now()) {
-            Turn::Rows(rows) => rows.len(),
-            Turn::Job(_) => 0,
-            Turn::Idle | Turn::Stop => 9,
+            WriterTask::Rows(rows) => rows.len(),
+            WriterTask::Job(_) => 0,
+            WriterTask::Idle | WriterTask::Stop => 9,
         });
         assert_eq!(turns.take(5).collect::<Vec<_>>(), [2, 0, 0, 1, 9]);
     }
@@ -436,8 +436,8 @@ mod tests {
         let first = Waiting::Row(waiting(Duration::ZERO).0);
         lock(&queue.state).waiting.push_back(first);
         queue.stop();
-        assert!(matches!(queue.next(Instant::now()), Turn::Rows(_)));
-        assert!(matches!(queue.next(Instant::now()), Turn::Stop));
+        assert!(matches!(queue.next(Instant::now()), WriterTask::Rows(_)));
+        assert!(matches!(queue.next(Instant::now()), WriterTask::Stop));
         let row = WaitingRow::new(row("x", "key_1", 1), None);
         assert!(queue.append(row).is_err(), "there is no writer any more");
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use log::Level;
 
 use super::append::{ANY_KEY, KnownHeads, Ledger};
-use super::queue::{Turn, WaitingRow, panicked};
+use super::queue::{WaitingRow, WriterTask, panicked};
 use super::retention::{RetentionState, retention_held};
 use crate::database::{CHANGE_TIMEOUT, Problem, ProblemKind, Result, Session, WriteConnection};
 use crate::text::count;
@@ -113,10 +113,10 @@ impl WriterThread {
     fn run(mut self) {
         loop {
             match self.ledger.queue.next(Instant::now() + HEARTBEAT) {
-                Turn::Rows(group) => self.write(&group),
-                Turn::Job(job) => self.step(|this| job(Ok(&mut this.connection))),
-                Turn::Idle => {}
-                Turn::Stop => break,
+                WriterTask::Rows(group) => self.write(&group),
+                WriterTask::Job(job) => self.step(|this| job(Ok(&mut this.connection))),
+                WriterTask::Idle => {}
+                WriterTask::Stop => break,
             }
             self.do_what_is_due();
         }

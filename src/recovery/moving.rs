@@ -64,7 +64,7 @@ pub fn move_to(
 }
 
 fn fill(source: &Session, target: &Session, progress: &Progress) -> Result<Verification> {
-    for table in source.rows(TABLES, &[], Table::read)? {
+    for table in source.rows(TABLES, &[], MovedTable::read)? {
         copy(source, target, &table, progress)?;
     }
     let [before, after] = [source, target].map(|session| ledger::verify(session, progress));
@@ -80,7 +80,7 @@ fn fill(source: &Session, target: &Session, progress: &Progress) -> Result<Verif
     Ok(after)
 }
 
-fn copy(source: &Session, target: &Session, table: &Table, progress: &Progress) -> Result<()> {
+fn copy(source: &Session, target: &Session, table: &MovedTable, progress: &Progress) -> Result<()> {
     // A new database has a row for the first chain.
     target.execute(&format!("DELETE FROM {}", table.name), &[])?;
     let (mut copied, mut compared) = (0, 0);
@@ -123,14 +123,14 @@ fn add(fingerprint: &mut Sha256, values: &[Value]) {
     fingerprint.update(format!("{values:?}"));
 }
 
-struct Table {
+struct MovedTable {
     name: String,
     /// Comma separated, as the columns of the primary key are.
     columns: String,
     key: String,
 }
 
-impl Table {
+impl MovedTable {
     /// Reads a row of [`TABLES`].
     fn read(mut row: Row) -> Result<Self> {
         Ok(Self {
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn statements() {
-        let table = Table {
+        let table = MovedTable {
             name: "t".into(),
             columns: "a, b".into(),
             key: "b, a".into(),

@@ -57,11 +57,11 @@ pub struct Postgres {
     tls: Option<Arc<ClientConfig>>,
     /// The places of the connections that read. An empty one is connected when it is needed.
     readers: Pool<Option<PgConnection>>,
-    state: Mutex<State>,
+    state: Mutex<ServerState>,
 }
 
 #[derive(Default)]
-struct State {
+struct ServerState {
     /// The host to begin with.
     first: usize,
     /// Connections of an earlier generation are dropped.

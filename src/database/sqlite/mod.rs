@@ -48,11 +48,11 @@ pub struct Sqlite {
     opened: FileIdentity,
     /// Set if SQLite reads it without locks.
     read_only: Option<ReadOnlyFile>,
-    readers: Pool<Reader>,
+    readers: Pool<ReadConnection>,
     wal: Arc<WalCounters>,
 }
 
-struct Reader {
+struct ReadConnection {
     connection: Connection,
     deadline: Arc<Mutex<Instant>>,
 }
@@ -92,8 +92,8 @@ impl Sqlite {
         };
         let writer = files.map(|files| SqliteWriter::new(connection, files));
         let writer = writer.transpose()?;
-        let readers: Result<Vec<Reader>> = (0..READERS)
-            .map(|_| Reader::new(open_reader(&path, read_only.as_ref())?))
+        let readers: Result<Vec<ReadConnection>> = (0..READERS)
+            .map(|_| ReadConnection::new(open_reader(&path, read_only.as_ref())?))
             .collect();
         let sqlite = Self {
             path,
@@ -151,7 +151,7 @@ impl Sqlite {
     }
 }
 
-impl Reader {
+impl ReadConnection {
     fn new(mut connection: Connection) -> Result<Self> {
         connection.busy_timeout(CONNECTION_TIMEOUT)?;
         let deadline = Arc::new(Mutex::new(Instant::now()));
