@@ -129,7 +129,8 @@ impl Database {
         self.read_within(REPORT_TIMEOUT, true, work)
     }
 
-    /// The first row of one statement. If the connection was lost, it runs again on another one.
+    /// The first row of one statement. It runs again while the database can't be reached: a primary
+    /// may be replaced meanwhile.
     pub fn look_up<T>(
         &self,
         statement: &str,
@@ -143,7 +144,7 @@ impl Database {
                 session.first(statement, parameters, &read)
             }) {
                 Err(error)
-                    if error.kind == ProblemKind::Unknown
+                    if [ProblemKind::Unknown, ProblemKind::Unavailable].contains(&error.kind)
                         && Instant::now() + CONNECT_PAUSE < deadline =>
                 {
                     thread::sleep(CONNECT_PAUSE);
@@ -293,7 +294,11 @@ impl WriteConnection {
             };
         match self {
             Self::Sqlite(writer) => writer.transaction(run),
-            Self::Postgres(writer) => run(&Session::Postgres(&writer.begin(deadline)?)),
+            Self::Postgres(writer) => {
+                let done = run(&Session::Postgres(&writer.begin(deadline)?));
+                writer.leave_host_if_busy(&done);
+                done
+            }
         }
     }
 

@@ -183,10 +183,10 @@ impl WriterThread {
     /// is rolled back does not reach the WAL, and does not notice a full disk. After a failure, it
     /// tries a row: there may be space for the head alone.
     fn test(&mut self) {
-        let deadline = Instant::now() + STEP_TIMEOUT;
         // The connection that writes has its pages in its cache, so it would not notice that the
         // file is damaged.
         let read = self.ledger.database.look_up(ANY_KEY, &[], |_| Ok(()));
+        let deadline = Instant::now() + STEP_TIMEOUT;
         let (ledger, connection) = (&self.ledger, &mut self.connection);
         let tested = read.and_then(|_| match ledger.outage() {
             Some(_) => ledger.try_row(connection, deadline),

@@ -253,6 +253,16 @@ impl PgWriter {
         let session = PgSession::new(postgres, place, Some(WRITE), time, deadline);
         Ok(session)
     }
+
+    /// After a wait for a lock that took too long, begins with the next host. The server may be a
+    /// primary that was replaced, on which our own last commit never ends and keeps its locks.
+    pub fn leave_host_if_busy<T>(&mut self, done: &Result<T>) {
+        if matches!(done, Err(problem) if problem.kind == ProblemKind::Busy)
+            && let Some(connection) = self.connection.take()
+        {
+            self.postgres.forget_connections(&connection);
+        }
+    }
 }
 
 /// At least a millisecond: 0 is no limit for the server.

@@ -270,11 +270,13 @@ fn a_report_has_its_own_time() {
     assert_eq!(opened.value(PID).expect("its pid"), pid, "it is kept");
 }
 
-/// A row that waited for 3 s failed, and its connection was lost with all others.
+/// A gateway stayed on a primary that was replaced, where its own commit, which never ended, kept
+/// the lock of its head.
 #[test]
-fn a_write_waits_for_a_locked_table_and_keeps_its_connection() {
+fn a_write_that_waits_for_a_lock_tries_the_next_host() {
     let mut opened = Opened::new(2);
-    let pid = opened.pid_of_the_writer();
+    opened.pid_of_the_writer();
+    assert_eq!(opened.proxies[1].accepted(), 0, "the first host is good");
     let mut other = PgWriter {
         postgres: Arc::clone(&opened.postgres),
         connection: None,
@@ -300,9 +302,8 @@ fn a_write_waits_for_a_locked_table_and_keeps_its_connection() {
         assert_eq!(written.expect("it is done in its time"), 1);
         assert_eq!(attempts.get(), 2);
     });
-    assert_eq!(opened.pid_of_the_writer(), pid);
     assert_eq!(opened.value("SELECT count(*) FROM t").expect("a count"), 1);
-    assert_eq!(opened.proxies[1].accepted(), 0);
+    assert!(opened.proxies[1].accepted() > 0, "the second attempt");
 }
 
 #[test]
