@@ -7,11 +7,12 @@ use strsim::osa_distance;
 
 use crate::secret::contains_secret;
 
-/// Defines values that people and the database write as one word each.
+/// Defines values that people and the database write as one word each. Options of commands take them;
+/// their comments are in the help.
 macro_rules! words {
     (pub enum $name:ident { $($(#[$doc:meta])* $value:ident = $word:literal,)+ }) => {
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum $name { $($(#[$doc])* $value,)+ }
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, clap::ValueEnum)]
+        pub enum $name { $($(#[$doc])* #[serde(rename = $word)] #[value(name = $word)] $value,)+ }
 
         impl $name {
             pub const ALL: [Self; [$($word),+].len()] = [$(Self::$value),+];
@@ -22,12 +23,6 @@ macro_rules! words {
 
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$value => $word),+ }
-            }
-        }
-
-        impl serde::Serialize for $name {
-            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.serialize_str(self.as_str())
             }
         }
     };

@@ -1,9 +1,6 @@
 //! `check`: prints the results of the checks, with an exit code for scripts.
 
-use rustix::process::geteuid;
-
-use super::shared::{note, print, print_json};
-use super::user::{advice_if_denied, become_owner};
+use super::shared::{advice_if_denied, become_owner, note, print, print_json};
 use crate::checks::{self, Finding, Verdict};
 use crate::config::Config;
 use crate::database::{Problem, Result};
@@ -28,7 +25,7 @@ pub(super) fn run(&CheckOptions { json }: &CheckOptions, config: Result<Config>)
     if json && let Err(error) = &config {
         print_json(&[Finding::fail("configuration", error.to_string())])?;
     }
-    let (config, is_root) = (config?, geteuid().is_root());
+    let config = config?;
     if let Some(owner) = become_owner(&config.database)? {
         note(format_args!(
             "Testing as {owner}, the owner of the database's folder."
@@ -44,7 +41,7 @@ pub(super) fn run(&CheckOptions { json }: &CheckOptions, config: Result<Config>)
         .iter()
         .filter(|finding| finding.status == Verdict::Fail)
         .collect();
-    let denied = |finding: &&Finding| advice_if_denied(&finding.message, is_root);
+    let denied = |finding: &&Finding| advice_if_denied(&finding.message);
     if let Some(advice) = failed.iter().find_map(denied) {
         note(format_args!("{advice}"));
     }

@@ -1,14 +1,14 @@
-//! `console password`: sets the operator's password.
+//! `console password` and `audit`: the operator's password, and who changed what.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 
-use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
-
-use super::shared::{about, open_to_change};
+use super::shared::{note, open_store, open_to_change, print, print_json, read_secret, time_or};
 use crate::audit::Actor;
 use crate::config::Config;
 use crate::console::password;
 use crate::database::{Access, Problem, Result};
+use crate::report::rows;
+use crate::when::{self, Range, When};
 
 /// Set the console's password
 #[derive(clap::Subcommand)]
@@ -31,37 +31,36 @@ pub(super) fn set_password(config: &Config, by: &Actor) -> Result<()> {
     }
     password::set(&store, password::hash(&text), by)?;
     let database = config.database_name();
-    eprintln!("The password is set in {database}. All console sessions have ended: sign in again.");
+    note(format!(
+        "The password is set in {database}. All console sessions have ended: sign in again."
+    ));
     Ok(())
 }
 
-/// Asks on the terminal; reads the first line of standard input if that is none.
-pub(super) fn read_secret(question: &str) -> Result<String> {
-    if io::stdin().is_terminal() {
-        ask(question).map_err(about("the terminal"))
-    } else {
-        read_line().map_err(about("standard input"))
+/// Show who changed what: keys, password, settings, sign-ins
+///
+/// The oldest change is first: keys created, changed, rotated and revoked, passwords set, sign-ins to the
+/// console, settings reloaded and backups restored, with the address of the browser or the user of
+/// the system. If sudo ran the command, the user is SUDO_USER "as" the user that it ran as. Failed
+/// sign-ins are in the log.
+#[derive(clap::Args)]
+pub(super) struct AuditOptions {
+    /// Only changes since then: 24h, 7d, a date, a time, or a time of today, as for usage
+    #[arg(long, value_name = "WHEN", value_parser = time_or(""))]
+    since: Option<When>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn audit(options: &AuditOptions, config: &Config) -> Result<()> {
+    let store = open_store(config)?;
+    let Range { since, .. } =
+        Range::between(options.since, None, when::now(), &store.zone).map_err(Problem::usage)?;
+    let mut rows = Vec::new();
+    store.audit.list(since, |row| rows.push(row))?;
+    if options.json {
+        return print_json(&rows);
     }
-}
-
-/// Asks on the terminal, without echo.
-fn ask(question: &str) -> io::Result<String> {
-    let input = io::stdin();
-    let visible = tcgetattr(&input)?;
-    let mut hidden = visible.clone();
-    hidden.local_modes.remove(LocalModes::ECHO);
-    hidden.local_modes.insert(LocalModes::ECHONL);
-    eprint!("{question}");
-    let _ = io::stderr().flush();
-    tcsetattr(&input, OptionalActions::Flush, &hidden)?;
-    let line = read_line();
-    tcsetattr(&input, OptionalActions::Flush, &visible)?;
-    line
-}
-
-/// The first line of standard input, without its line end.
-fn read_line() -> io::Result<String> {
-    let mut line = String::new();
-    io::stdin().read_line(&mut line)?;
-    Ok(line.trim_end_matches(['\r', '\n']).to_owned())
+    print(&rows::audit(&rows, &store.zone).to_text("time,action,via,by,key,details"))
 }

@@ -2,14 +2,15 @@
 
 use clap::ArgGroup;
 
-use super::console::read_secret;
-use super::shared::{expecting, one_of, open_store, open_to_change, print, print_json, wrong_when};
+use super::shared::{
+    expecting, note, open_store, open_to_change, print, print_json, read_secret, time_or,
+};
 use crate::audit::Actor;
 use crate::config::Config;
 use crate::database::{Access, Problem, Result};
 use crate::keys::{
     self, Budget, CONCURRENT_TAKES, Key, KeyChanged, KeyName, KeyState, KeyTerms, LONGEST_OVERLAP,
-    Permission, parse_concurrent,
+    Overlap, Permission, parse_concurrent,
 };
 use crate::ledger::Sums;
 use crate::report::query::Query;
@@ -28,7 +29,7 @@ pub(super) enum KeysCommand {
     /// Only the secret is printed on standard output. It is not stored and can't be printed again.
     Create {
         /// The new key's name
-        #[arg(value_parser = parse_name)]
+        #[arg(value_parser = expecting(KeyName::TAKES, KeyName::parse))]
         name: KeyName,
         #[command(flatten)]
         terms: Terms,
@@ -36,7 +37,7 @@ pub(super) enum KeysCommand {
     /// List the keys
     List {
         /// Only keys in this state; those that expire within ten days are expiring
-        #[arg(long, value_parser = one_of(KeyState::ALL.map(|state| (state.as_str(), state))))]
+        #[arg(long)]
         state: Option<KeyState>,
         /// Print JSON
         #[arg(long)]
@@ -47,7 +48,7 @@ pub(super) enum KeysCommand {
         /// The key's id, or its name if no other active key has it
         key: String,
         /// Its new name
-        #[arg(value_parser = parse_name)]
+        #[arg(value_parser = expecting(KeyName::TAKES, KeyName::parse))]
         name: KeyName,
     },
     /// Revoke a key permanently
@@ -97,7 +98,7 @@ pub(super) struct Terms {
     ///
     /// By default, a new key may run completions. With set, the permissions given replace those
     /// that the key has.
-    #[arg(long = "permission", value_name = "PERMISSION", value_parser = one_of(Permission::ALL.map(|permission| (permission.as_str(), permission))))]
+    #[arg(long = "permission", value_name = "PERMISSION")]
     permissions: Vec<Permission>,
     /// When the key expires: 12h, 90d, a date (YYYY-MM-DD), at the end of that day, or never
     #[arg(long, value_name = "WHEN", value_parser = parse_expiry)]
@@ -130,11 +131,10 @@ fn or_none<T>(
 }
 
 fn parse_expiry(text: &str) -> Result<OrNone<When>, String> {
-    if text == "never" {
-        return Ok(None);
+    match text {
+        "never" => Ok(None),
+        _ => time_or(", or never")(text).map(Some),
     }
-    let when = When::parse(text).ok_or_else(|| wrong_when(text, ", or never"))?;
-    Ok(Some(when))
 }
 
 fn parse_overlap(text: &str) -> Option<i64> {
@@ -147,69 +147,49 @@ fn parse_overlap(text: &str) -> Option<i64> {
 }
 
 impl Terms {
-    /// Changes what the options name.
-    fn apply(&self, terms: &mut KeyTerms, expires: Option<OrNone<i64>>) {
-        if !self.permissions.is_empty() {
-            // Each once.
-            let all = Permission::ALL.into_iter();
-            terms.permissions = all.filter(|one| self.permissions.contains(one)).collect();
-        }
-        terms.expires = expires.unwrap_or(terms.expires);
-        terms.concurrent = self.concurrent.unwrap_or(terms.concurrent);
-        terms.budget = self.budget.unwrap_or(terms.budget);
-    }
-
-    fn expiry(&self, zone: &Zone) -> Result<Option<OrNone<i64>>> {
-        let Some(Some(when)) = self.expires else {
-            return Ok(self.expires.map(|_| None));
-        };
+    /// Returns the change of what the options name.
+    fn change(self, zone: &Zone) -> Result<impl Fn(&mut KeyTerms) + Send + use<>> {
         let now = when::now();
-        match when.expiry(now, zone) {
-            Ok(expires) if expires > now => Ok(Some(Some(expires))),
-            Ok(_) => Err(Problem::usage("--expires: it is in the past")),
-            Err(message) => Err(Problem::usage(format!("--expires: {message}"))),
-        }
+        let expires = self.expires.flatten().map(|when| when.expiry(now, zone));
+        let expires = match expires.transpose() {
+            Ok(Some(expires)) if expires <= now => Err("it is in the past".into()),
+            expires => expires,
+        };
+        let expires = expires.map_err(|reason| Problem::usage(format!("--expires: {reason}")))?;
+        let expires = self.expires.map(|_| expires);
+        // Each once.
+        let mut permissions = Permission::ALL.to_vec();
+        permissions.retain(|permission| self.permissions.contains(permission));
+        Ok(move |terms: &mut KeyTerms| {
+            if !permissions.is_empty() {
+                terms.permissions.clone_from(&permissions);
+            }
+            terms.expires = expires.unwrap_or(terms.expires);
+            terms.concurrent = self.concurrent.unwrap_or(terms.concurrent);
+            terms.budget = self.budget.unwrap_or(terms.budget);
+        })
     }
-}
-
-fn parse_name(text: &str) -> Result<KeyName, String> {
-    KeyName::parse(text).ok_or_else(|| format!("a key's name has {}", KeyName::TAKES))
 }
 
 impl KeysCommand {
     pub fn run(self, config: &Config, by: &Actor) -> Result<()> {
+        let open = |access| -> Result<KeyEditor> {
+            let (store, database) = (open_to_change(config, access, by)?, config.database_name());
+            Ok(KeyEditor {
+                store,
+                database,
+                by,
+            })
+        };
         match self {
-            Self::Create { name, terms } => create(&name, &terms, config, by),
             Self::List { state, json } => list(state, json, config),
-            Self::Rename { key, name } => rename(&key, name, config, by),
-            Self::Revoke { key } => revoke(key, config, by),
-            Self::Rotate { key, overlap } => rotate(key, overlap, config, by),
-            Self::Set { key, terms } => set(&key, terms, config, by),
+            Self::Create { name, terms } => open(Access::Create)?.create(&name, terms),
+            Self::Rename { key, name } => open(Access::Existing)?.rename(&key, name),
+            Self::Revoke { key } => open(Access::Existing)?.revoke(key),
+            Self::Rotate { key, overlap } => open(Access::Existing)?.rotate(key, overlap),
+            Self::Set { key, terms } => open(Access::Existing)?.set(&key, terms),
         }
     }
-}
-
-fn create(name: &KeyName, given: &Terms, config: &Config, by: &Actor) -> Result<()> {
-    let store = open_to_change(config, Access::Create, by)?;
-    let mut terms = KeyTerms {
-        permissions: vec![Permission::Completions],
-        expires: None,
-        concurrent: None,
-        budget: None,
-    };
-    given.apply(&mut terms, given.expiry(&store.zone)?);
-    let (id, secret) = (keys::new_id(), new_secret());
-    if !store.keys.add(&id, &secret, name, &terms, by)? {
-        return Err(Problem::other(format!("the id {id} is taken. Try again")));
-    }
-    print(&(secret + "\n"))?;
-    eprintln!(
-        "Created {id} in {}. The secret above is not stored: save it now.",
-        config.database_name()
-    );
-    print_terms(&store, &id);
-    warn_of_namesakes(&store, &id);
-    Ok(())
 }
 
 fn list(state: Option<KeyState>, json: bool, config: &Config) -> Result<()> {
@@ -221,10 +201,8 @@ fn list(state: Option<KeyState>, json: bool, config: &Config) -> Result<()> {
         return print_json(&keys);
     }
     match state {
-        _ if is_empty => {
-            eprintln!("There are no keys yet. Create one: adriaticum keys create NAME")
-        }
-        Some(state) if keys.is_empty() => eprintln!("No key is {}.", state.as_str()),
+        _ if is_empty => note("There are no keys yet. Create one: adriaticum keys create NAME"),
+        Some(state) if keys.is_empty() => note(format!("No key is {}.", state.as_str())),
         _ => {
             let rows: Vec<KeyRow> = keys.into_iter().map(|key| (key, Sums::default())).collect();
             let query = Query::none(&store.zone);
@@ -236,19 +214,177 @@ fn list(state: Option<KeyState>, json: bool, config: &Config) -> Result<()> {
     Ok(())
 }
 
-fn rename(text: &str, name: KeyName, config: &Config, by: &Actor) -> Result<()> {
-    let store = open_to_change(config, Access::Existing, by)?;
-    let id = find(&store, text, false)?.id;
-    change(
-        &store,
-        &id,
-        move |key| key.name = name.as_str().to_owned(),
-        by,
-    )?;
-    eprintln!("Renamed {id} in {}.", config.database_name());
-    warn_of_namesakes(&store, &id);
-    Ok(())
+/// Changes keys, and says what was done and in which database.
+struct KeyEditor<'a> {
+    store: Store,
+    database: String,
+    by: &'a Actor,
 }
+
+impl KeyEditor<'_> {
+    fn create(&self, name: &KeyName, given: Terms) -> Result<()> {
+        let mut terms = KeyTerms {
+            permissions: vec![Permission::Completions],
+            expires: None,
+            concurrent: None,
+            budget: None,
+        };
+        given.change(&self.store.zone)?(&mut terms);
+        let (id, secret) = (keys::new_id(), new_secret());
+        if !self.store.keys.add(&id, &secret, name, &terms, self.by)? {
+            return Err(Problem::other(format!("the id {id} is taken. Try again")));
+        }
+        print(&(secret + "\n"))?;
+        note(format!("Created {id} in {}. {SAVE_SECRET}", self.database));
+        self.describe(&id);
+        Ok(())
+    }
+
+    fn rename(&self, text: &str, name: KeyName) -> Result<()> {
+        let rename = move |key: &mut Key| key.name = name.as_str().to_owned();
+        self.change(self.find(text, false)?, "Renamed", rename)
+    }
+
+    fn set(&self, text: &str, terms: Terms) -> Result<()> {
+        let set = terms.change(&self.store.zone)?;
+        let key = self.find(text, false)?;
+        if key.revoked.is_some() {
+            return Err(self.cannot_change(&key));
+        }
+        self.change(key, "Changed", move |key| set(&mut key.terms))
+    }
+
+    fn change(
+        &self,
+        Key { id, .. }: Key,
+        done: &str,
+        edit: impl Fn(&mut Key) + Send + 'static,
+    ) -> Result<()> {
+        self.check(self.store.keys.change(&id, edit, self.by)?)?;
+        note(format!("{done} {id} in {}.", self.database));
+        self.describe(&id);
+        Ok(())
+    }
+
+    fn revoke(&self, text: Option<String>) -> Result<()> {
+        let Key {
+            id, name, revoked, ..
+        } = self.find(&key_or_secret(text)?, true)?;
+        let key = format!("{id} ({name}) in {}", self.database);
+        if revoked.is_some() {
+            let since = self.store.zone.format_minute(revoked);
+            note(format!("{key} is revoked already, since {since}."));
+            return Ok(());
+        }
+        self.check(self.store.keys.revoke(&id, when::now(), self.by)?)?;
+        note(format!("Revoked {key}."));
+        Ok(())
+    }
+
+    fn rotate(&self, text: Option<String>, overlap: Option<i64>) -> Result<()> {
+        let Key { id, name, hint, .. } = self.find(&key_or_secret(text)?, true)?;
+        let (secret, now) = (new_secret(), when::now());
+        self.check(
+            self.store
+                .keys
+                .rotate(&id, &secret, overlap, now, self.by)?,
+        )?;
+        print(&(secret + "\n"))?;
+        let ends = overlap.map(|seconds| self.store.zone.format_minute(Some(now + seconds)));
+        let former = ends.map_or("is refused from now on".into(), |ends| {
+            format!("works until {ends}")
+        });
+        note(format!(
+            "Rotated {id} ({name}) in {}. {SAVE_SECRET} The former one, {hint}, {former}.",
+            self.database
+        ));
+        Ok(())
+    }
+
+    /// Finds the one key that a text means.
+    fn find(&self, text: &str, takes_secret: bool) -> Result<Key> {
+        let mut keys = self.store.keys.named(text)?;
+        if keys.iter().any(|key| key.revoked.is_none()) {
+            keys.retain(|key| key.revoked.is_none());
+        }
+        if let [_, _, ..] = keys[..] {
+            let ids: Vec<String> = keys
+                .iter()
+                .map(|key| format!("{} ({})", key.id, key.hint))
+                .collect();
+            return Err(Problem::other(format!(
+                "{} keys have that name. Use the id: {}",
+                ids.len(),
+                ids.join(", ")
+            )));
+        }
+        if let Some(key) = keys.pop() {
+            return Ok(key);
+        }
+        let now = when::now();
+        match self.store.keys.find(&SecretDigest::of(text), now)? {
+            Some((key, Some(ends))) if takes_secret && ends <= now => Err(Problem::other(format!(
+                "that secret of {} ({}) was replaced and is refused since {}. To change the key nevertheless, use its id",
+                key.id,
+                key.name,
+                self.store.zone.format_minute(Some(ends))
+            ))),
+            Some((key, _)) if takes_secret => Ok(key),
+            _ => Err(no_such_key(text, takes_secret)),
+        }
+    }
+
+    fn check(&self, changed: KeyChanged) -> Result<()> {
+        match changed {
+            KeyChanged::Done => Ok(()),
+            KeyChanged::NoSuchKey => Err(Problem::other("the key is not there any more")),
+            KeyChanged::Meanwhile(key) => Err(self.cannot_change(&key)),
+        }
+    }
+
+    fn cannot_change(
+        &self,
+        Key {
+            id,
+            revoked,
+            overlap,
+            ..
+        }: &Key,
+    ) -> Problem {
+        let minute = |time| self.store.zone.format_minute(time);
+        Problem::other(match (revoked, overlap) {
+            (None, Some(Overlap { hint, ends })) => format!(
+                "{id} has an overlap already: {hint} works until {}. To end both secrets now, rotate it without --overlap",
+                minute(Some(*ends))
+            ),
+            _ => format!(
+                "{id} is revoked since {}, for good. Create another key: adriaticum keys create NAME",
+                minute(*revoked)
+            ),
+        })
+    }
+
+    /// Says what a key may do, and warns if its name means other keys too. The change is done, so
+    /// this does not fail if the key can't be read again.
+    fn describe(&self, id: &str) {
+        let keys = &self.store.keys;
+        let Ok(Some(key)) = keys.get(id) else {
+            return;
+        };
+        note(key.in_words(when::now(), &self.store.zone));
+        let mut others = keys.named(&key.name).unwrap_or_default();
+        others.retain(|other| other.id != id && other.revoked.is_none());
+        let others: Vec<String> = others.into_iter().map(|other| other.id).collect();
+        if !others.is_empty() {
+            note(format!(
+                "Warning: this is also the name of {}. Commands need the id then.",
+                others.join(", ")
+            ));
+        }
+    }
+}
+
+const SAVE_SECRET: &str = "The secret above is not stored: save it now.";
 
 /// Reads a key or a secret from standard input if the command line has none.
 fn key_or_secret(text: Option<String>) -> Result<String> {
@@ -264,90 +400,6 @@ fn key_or_secret(text: Option<String>) -> Result<String> {
     }
 }
 
-fn revoke(text: Option<String>, config: &Config, by: &Actor) -> Result<()> {
-    let text = key_or_secret(text)?;
-    let (store, database) = (
-        open_to_change(config, Access::Existing, by)?,
-        config.database_name(),
-    );
-    let key = find(&store, &text, true)?;
-    let Key { id, name, .. } = &key;
-    if key.revoked.is_some() {
-        eprintln!(
-            "{id} ({name}) in {database} is revoked already, since {}.",
-            store.zone.format_minute(key.revoked)
-        );
-        return Ok(());
-    }
-    store.keys.revoke(id, when::now(), by)?;
-    eprintln!("Revoked {id} ({name}) in {database}.");
-    Ok(())
-}
-
-fn rotate(text: Option<String>, overlap: Option<i64>, config: &Config, by: &Actor) -> Result<()> {
-    let text = key_or_secret(text)?;
-    let (store, database) = (
-        open_to_change(config, Access::Existing, by)?,
-        config.database_name(),
-    );
-    let Key { id, name, hint, .. } = find(&store, &text, true)?;
-    let (secret, now) = (new_secret(), when::now());
-    match store.keys.rotate(&id, &secret, overlap, now, by)? {
-        KeyChanged::Done => {}
-        KeyChanged::NoSuchKey => return Err(no_such_key(&id, true)),
-        KeyChanged::Meanwhile(key) => return Err(not_rotated(&key, &store.zone)),
-    }
-    print(&(secret + "\n"))?;
-    let former = overlap.map_or("is refused from now on".into(), |seconds| {
-        format!(
-            "works until {}",
-            store.zone.format_minute(Some(now + seconds))
-        )
-    });
-    eprintln!(
-        "Rotated {id} ({name}) in {database}. The secret above is not stored: save it now. The former one, {hint}, {former}."
-    );
-    Ok(())
-}
-
-fn not_rotated(key: &Key, zone: &Zone) -> Problem {
-    let Some(overlap) = key.overlap.as_ref().filter(|_| key.revoked.is_none()) else {
-        return revoked_for_good(key, zone);
-    };
-    Problem::other(format!(
-        "{} has an overlap already: {} works until {}. To end both secrets now, rotate it without --overlap",
-        key.id,
-        overlap.hint,
-        zone.format_minute(Some(overlap.ends))
-    ))
-}
-
-fn revoked_for_good(key: &Key, zone: &Zone) -> Problem {
-    Problem::other(format!(
-        "{} is revoked since {}, for good. Create another key: adriaticum keys create NAME",
-        key.id,
-        zone.format_minute(key.revoked)
-    ))
-}
-
-fn set(text: &str, terms: Terms, config: &Config, by: &Actor) -> Result<()> {
-    let store = open_to_change(config, Access::Existing, by)?;
-    let expires = terms.expiry(&store.zone)?;
-    let key = find(&store, text, false)?;
-    if key.revoked.is_some() {
-        return Err(revoked_for_good(&key, &store.zone));
-    }
-    change(
-        &store,
-        &key.id,
-        move |key| terms.apply(&mut key.terms, expires),
-        by,
-    )?;
-    eprintln!("Changed {} in {}.", key.id, config.database_name());
-    print_terms(&store, &key.id);
-    Ok(())
-}
-
 /// The ids of the keys that a text means to a report: of a name all, revoked ones too.
 pub(super) fn ids(store: &Store, text: &str) -> Result<Vec<String>> {
     let keys = store.keys.named(text)?;
@@ -355,77 +407,6 @@ pub(super) fn ids(store: &Store, text: &str) -> Result<Vec<String>> {
         return Err(no_such_key(text, false));
     }
     Ok(keys.into_iter().map(|key| key.id).collect())
-}
-
-/// Finds the one key that a text means to a command that changes it.
-fn find(store: &Store, text: &str, takes_secret: bool) -> Result<Key> {
-    let (mut keys, revoked): (Vec<Key>, Vec<Key>) = store
-        .keys
-        .named(text)?
-        .into_iter()
-        .partition(|key| key.revoked.is_none());
-    if keys.is_empty() {
-        keys = revoked;
-    }
-    if keys.len() > 1 {
-        let hint = |key: &Key| format!("{} ({})", key.id, key.hint);
-        let ids: Vec<String> = keys.iter().map(hint).collect();
-        let count = ids.len();
-        return Err(Problem::other(format!(
-            "{count} keys have that name. Use the id: {}",
-            ids.join(", ")
-        )));
-    }
-    if let Some(key) = keys.pop() {
-        return Ok(key);
-    }
-    let now = when::now();
-    match store.keys.find(&SecretDigest::of(text), now)? {
-        Some((key, Some(ends))) if takes_secret && ends <= now => Err(Problem::other(format!(
-            "that secret of {} ({}) was replaced and is refused since {}. To change the key nevertheless, use its id",
-            key.id,
-            key.name,
-            store.zone.format_minute(Some(ends))
-        ))),
-        Some((key, _)) if takes_secret => Ok(key),
-        _ => Err(no_such_key(text, takes_secret)),
-    }
-}
-
-fn change(
-    store: &Store,
-    id: &str,
-    edit: impl Fn(&mut Key) + Send + 'static,
-    by: &Actor,
-) -> Result<()> {
-    match store.keys.change(id, edit, by)? {
-        KeyChanged::Done => Ok(()),
-        KeyChanged::NoSuchKey | KeyChanged::Meanwhile(_) => Err(no_such_key(id, false)),
-    }
-}
-
-/// Prints what a key may do. The command has done its work, so it does not fail if the key can't be
-/// read again.
-fn print_terms(store: &Store, id: &str) {
-    if let Ok(Some(key)) = store.keys.get(id) {
-        eprintln!("{}", key.in_words(when::now(), &store.zone));
-    }
-}
-
-/// Warns if the name of a new or renamed key means other keys too.
-fn warn_of_namesakes(store: &Store, id: &str) {
-    let Ok(Some(key)) = store.keys.get(id) else {
-        return;
-    };
-    let mut others = store.keys.named(&key.name).unwrap_or_default();
-    others.retain(|other| other.id != id && other.revoked.is_none());
-    if !others.is_empty() {
-        let ids: Vec<String> = others.into_iter().map(|other| other.id).collect();
-        eprintln!(
-            "Warning: this is also the name of {}. Commands need the id then.",
-            ids.join(", ")
-        );
-    }
 }
 
 /// A text that may be a secret, whole or in part, is not repeated.

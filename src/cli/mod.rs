@@ -1,7 +1,6 @@
 //! The commands, a file each: its options and what it does. `clap` makes the help, the manual pages
 //! and the completions from the same definitions.
 
-mod audit;
 mod check;
 mod console;
 mod keys;
@@ -10,7 +9,6 @@ mod search;
 mod serve;
 mod shared;
 mod usage;
-mod user;
 
 use std::env;
 use std::ffi::OsString;
@@ -20,7 +18,7 @@ use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgAction, CommandFactory, Parser, Subcommand};
-use rustix::process::{Resource, Rlimit, geteuid, setrlimit};
+use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::config::Config;
 use crate::database::{ProblemKind, Result};
@@ -77,7 +75,7 @@ enum Command {
     Search(search::SearchCommand),
     #[command(subcommand)]
     Console(console::ConsoleCommand),
-    Audit(audit::AuditOptions),
+    Audit(console::AuditOptions),
     Backup(recovery::BackupOptions),
     Restore(recovery::RestoreOptions),
     Move(recovery::MoveOptions),
@@ -98,7 +96,6 @@ pub fn main() -> ExitCode {
         Err(error) => return print_parse_error(error),
     };
     let is_service = matches!(line.command, Command::Serve);
-    let is_root = geteuid().is_root();
     let Err(problem) = run(line) else {
         return ExitCode::SUCCESS;
     };
@@ -110,7 +107,7 @@ pub fn main() -> ExitCode {
         ProblemKind::Setting | ProblemKind::Moved => (2, None),
         _ => (1, None),
     };
-    let advice = user::advice_if_denied(&message, is_root).filter(|_| !is_service);
+    let advice = shared::advice_if_denied(&message).filter(|_| !is_service);
     let lines: Vec<&str> = [Some(message.as_str()), advice, end]
         .into_iter()
         .flatten()
@@ -134,12 +131,12 @@ fn run(
         config, command, ..
     }: CommandLine,
 ) -> Result<()> {
-    let by = user::actor();
+    let by = shared::actor();
     let load = || Config::load(config.as_deref());
     // With the secrets, which only root may be able to read.
     let load_as_owner = || -> Result<Config> {
         let config = load()?;
-        user::become_owner(&config.database)?;
+        shared::become_owner(&config.database)?;
         Ok(config)
     };
     match command {
@@ -153,7 +150,7 @@ fn run(
         Command::Console(console::ConsoleCommand::Password) => {
             console::set_password(&load_as_owner()?, &by)
         }
-        Command::Audit(options) => audit::run(&options, &load_as_owner()?),
+        Command::Audit(options) => console::audit(&options, &load_as_owner()?),
         Command::Backup(options) => options.run(&load()?),
         Command::Restore(options) => options.run(&load()?, &by),
         Command::Move(options) => options.run(&load()?),

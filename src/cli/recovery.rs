@@ -2,8 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::shared::{about, note, print};
-use super::user::{become_owner, open_as_owner};
+use super::shared::{about, become_owner, note, open_as_owner, print};
 use crate::audit::Actor;
 use crate::checks;
 use crate::config::{self, Config};
@@ -55,12 +54,12 @@ pub(super) struct RestoreOptions {
 #[derive(clap::Args)]
 pub(super) struct MoveOptions {
     /// The path of the SQLite database
-    #[arg(long, value_name = "DATABASE")]
-    from: String,
+    #[arg(long, value_name = "DATABASE", value_parser = parse_location)]
+    from: DatabaseLocation,
     /// The postgresql:// URI of an empty database. Its password can also come from the file that
     /// database_password_file names, or from database-password beside the configuration
-    #[arg(long, value_name = "DATABASE")]
-    to: String,
+    #[arg(long, value_name = "DATABASE", value_parser = parse_location)]
+    to: DatabaseLocation,
 }
 
 impl BackupOptions {
@@ -111,14 +110,13 @@ fn sqlite_file<'a>(config: &'a Config, otherwise: &str) -> Result<&'a Path> {
     })
 }
 
+fn parse_location(text: &str) -> Result<DatabaseLocation, String> {
+    DatabaseLocation::parse(text).map_err(|accepted| format!("expected {accepted}"))
+}
+
 impl MoveOptions {
-    pub fn run(&self, config: &Config) -> Result<()> {
-        // The message does not repeat the value, which may contain a password.
-        let database = |option: &str, text: &str| {
-            DatabaseLocation::parse(text)
-                .map_err(|accepted| Problem::usage(format!("--{option}: expected {accepted}")))
-        };
-        match (database("from", &self.from)?, database("to", &self.to)?) {
+    pub fn run(self, config: &Config) -> Result<()> {
+        match (self.from, self.to) {
             (from @ DatabaseLocation::Sqlite(_), DatabaseLocation::Postgres(to)) => {
                 move_database(&from, to, config)
             }
@@ -159,7 +157,7 @@ fn move_database(from: &DatabaseLocation, mut to: DatabaseUri, config: &Config) 
         "{keys} and {rows} moved from {from} to {to} and verified.\n"
     ))?;
     if let Some(fault) = found.fault {
-        note(format_args!(
+        note(format!(
             "The ledger had a fault before, and so has its copy: {fault}."
         ));
     }
@@ -168,9 +166,9 @@ fn move_database(from: &DatabaseLocation, mut to: DatabaseUri, config: &Config) 
             "{from} could not be marked as moved: {error}. Do not start the service with it: rename it or take it away"
         ))
     })?;
-    note(format_args!(
+    note(
         "Next: set database to the new one and start the service. Keep the old one as a backup: it can be read, and serve \
-         refuses it."
-    ));
+         refuses it.",
+    );
     Ok(())
 }

@@ -13,14 +13,13 @@ use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::{flag, low_level::pipe};
 
-use super::shared::{about, check_time_zone, open_to_change};
-use super::user::Account;
+use super::shared::{Account, about, check_time_zone, open_to_change};
 use crate::api::Api;
 use crate::api::rows::RowLimits;
 use crate::audit::Actor;
 use crate::background::{Background, Step};
 use crate::checks;
-use crate::config::{Config, GroundingMode, RuntimeConfig, SearchConfig, TlsFiles};
+use crate::config::{Config, GroundingMode, RuntimeConfig, SearchConfig};
 use crate::console::Console;
 use crate::database::sqlite::lock::FileLock;
 use crate::database::{Access, DatabaseLocation, Problem, ProblemKind, Result};
@@ -57,15 +56,23 @@ const OWN_FILES: usize = 64;
 /// The fewest connections, however few descriptors there are.
 const FEWEST_CONNECTIONS: usize = 16;
 
+/// The first of these stops the service, the second ends the process.
+const STOP_SIGNALS: [i32; 2] = [SIGTERM, SIGINT];
+
 pub(super) fn run(file: Option<PathBuf>, by: &Actor) -> Result<()> {
-    let signals = StartSignals::handle().map_err(about("the signals"))?;
+    let signals = Signals::handle().map_err(about("the signals"))?;
     let config = Arc::new(load(file.as_deref())?);
     let (parts, sockets) = open(&config, by)?;
     let listener = listen(&parts, sockets).map_err(about("the listener"))?;
-    let fence = Arc::new(Fence::new(&listener).map_err(about("the listener"))?);
-    let writer = start_writer(&parts, &fence).map_err(too_few_threads)?;
+    let (stopper, fenced) = (listener.stopper(), Arc::<OnceLock<Problem>>::default());
+    let stopper = stopper.map_err(about("the listener"))?;
+    let writer = start_writer(&parts, stopper, Arc::clone(&fenced)).map_err(too_few_threads)?;
     let services = services(&parts, &listener.state).map_err(too_few_threads)?;
-    stop_on_signals(&listener).map_err(about("the signals"))?;
+    for signal in STOP_SIGNALS {
+        let stopper = listener.stopper();
+        let registered = stopper.and_then(|stopper| pipe::register(signal, stopper));
+        registered.map_err(about("the signals"))?;
+    }
     let event_loop = listener.start(services).map_err(too_few_threads)?;
     signals.starting.store(false, Ordering::Release);
     notify(&[NotifyState::Ready]);
@@ -76,28 +83,33 @@ pub(super) fn run(file: Option<PathBuf>, by: &Actor) -> Result<()> {
     drop(background);
     drop(writer);
     logging::log_refusal_summary();
-    fence.result(&config)?;
+    if let Some(problem) = fenced.get() {
+        return Err(fenced_off(&config, problem.clone()));
+    }
     log::info!("stopped");
     Ok(())
 }
 
-/// Handles the signals of a start, which may take minutes: before all other handlers, so that none
-/// of those can swallow a signal.
-struct StartSignals {
-    /// Until it is cleared, SIGTERM and SIGINT end the process at once, because no request was
+/// What the handlers of the signals read and set. They are registered at first, because a start may
+/// take minutes, and before all others, so that none of those can swallow a signal.
+struct Signals {
+    /// Until it is cleared, a signal to stop ends the process at once, because no request was
     /// accepted yet.
     starting: Arc<AtomicBool>,
     /// Set by SIGHUP, which without a handler would end the process.
     reload_requested: Arc<AtomicBool>,
 }
 
-impl StartSignals {
+impl Signals {
     fn handle() -> io::Result<Self> {
         let starting = Arc::new(AtomicBool::new(true));
-        let reload_requested = Arc::default();
+        let (reload_requested, stop_requested) = (Arc::default(), Arc::default());
         flag::register(SIGHUP, Arc::clone(&reload_requested))?;
-        for signal in [SIGTERM, SIGINT] {
+        for signal in STOP_SIGNALS {
+            // The order counts: a signal finds a flag as those before it have left it.
             flag::register_conditional_shutdown(signal, 0, Arc::clone(&starting))?;
+            flag::register_conditional_shutdown(signal, 1, Arc::clone(&stop_requested))?;
+            flag::register(signal, Arc::clone(&stop_requested))?;
         }
         Ok(Self {
             starting,
@@ -120,11 +132,8 @@ fn load(file: Option<&Path>) -> Result<Config> {
         ));
     }
     logging::start(config.log_level).map_err(too_few_threads)?;
-    log::info!(
-        "adriaticum {}, database {}",
-        env!("ADRIATICUM_VERSION"),
-        config.database_name()
-    );
+    let (version, database) = (env!("ADRIATICUM_VERSION"), config.database_name());
+    log::info!("adriaticum {version}, database {database}");
     if let DatabaseLocation::Postgres(_) = &config.database {
         log::info!("gateway {}", config.gateway);
     }
@@ -148,26 +157,37 @@ struct Parts {
 
 /// Opens the certificate, the database and the sockets.
 fn open(config: &Arc<Config>, by: &Actor) -> Result<(Parts, Vec<ListeningSocket>)> {
-    let acceptor = config.tls.as_ref().map(acceptor).transpose()?;
+    let certificate = config.tls.as_ref().map(checks::read_certificate);
+    let acceptor = certificate.transpose()?.map(Acceptor::new).transpose();
+    let acceptor = acceptor.map_err(|error| Problem::other(format!("TLS: {error}")))?;
     check_time_zone(config)?;
     // Before the sockets and the database, so that a second service ends here and has changed
     // nothing.
     let lock = config.database.file().map(FileLock::take).transpose();
     let lock = lock.map_err(|problem| checks::database_failed(config, problem))?;
     let sockets = sockets(config)?;
-    refuse_own_address(config, &sockets)?;
     let mut store = open_to_change(config, Access::Serve, by)?;
+    let database = config.database_name();
+    if store.database.is_new {
+        log::warn!(
+            "{database} is a new, empty database: no key works yet. If it should not be, correct database \
+             (ADRIATICUM_DATABASE); else create a key: adriaticum keys create NAME"
+        );
+    }
     store.check_start(lock.as_ref())?;
-    let urls = socket_urls(&sockets, acceptor.is_some()).join(" ");
-    let name = format!("the database {}", config.database_name());
-    store.join(&config.gateway, &urls).map_err(about(name))?;
+    let urls: Vec<String> = sockets
+        .iter()
+        .map(|socket| url(socket, acceptor.is_some()))
+        .collect();
+    let joined = store.join(&config.gateway, &urls.join(" "));
+    joined.map_err(about(format!("the database {database}")))?;
     let runtimes = Runtimes::new(&config.runtime, config.worker_share()).map(Arc::new);
     if runtimes.is_none() {
         log::warn!("no runtime is configured, so no completion can be run: set runtime.url");
     }
     let parts = Parts {
         config: Arc::clone(config),
-        acceptor,
+        acceptor: acceptor.map(Arc::new),
         store: Arc::new(store),
         runtimes,
         metrics: Arc::default(),
@@ -175,24 +195,26 @@ fn open(config: &Arc<Config>, by: &Actor) -> Result<(Parts, Vec<ListeningSocket>
     Ok((parts, sockets))
 }
 
-fn acceptor(files: &TlsFiles) -> Result<Arc<Acceptor>> {
-    Acceptor::new(checks::read_certificate(files)?)
-        .map(Arc::new)
-        .map_err(|error| Problem::other(format!("TLS: {error}")))
-}
-
-/// Returns the sockets that systemd passes, else those of the configuration.
+/// Returns the sockets that systemd passes, else those of the configuration. Refuses a runtime that
+/// is this service itself.
 fn sockets(config: &Config) -> Result<Vec<ListeningSocket>> {
     let mut passed = ListenFd::from_env();
-    let sockets: io::Result<Vec<_>> = (0..passed.len())
-        .map(|index| passed_socket(&mut passed, index))
-        .collect();
-    let sockets = sockets.map_err(about("a socket passed by systemd"))?;
-    if !sockets.is_empty() {
-        return Ok(sockets);
+    let mut sockets = Vec::new();
+    for index in 0..passed.len() {
+        let socket = passed_socket(&mut passed, index);
+        sockets.push(socket.map_err(about("a socket passed by systemd"))?);
     }
-    ListeningSocket::bind(&config.listen, config.socket_mode)
-        .map_err(|(address, error)| cannot_listen(config, &address, &error))
+    if sockets.is_empty() {
+        sockets = ListeningSocket::bind(&config.listen, config.socket_mode)
+            .map_err(|(address, error)| cannot_listen(&config.listen, &address, &error))?;
+    }
+    for url in &config.runtime.urls {
+        let own = |socket: &ListeningSocket| checks::own_address(url, &socket.address);
+        if let Some(message) = sockets.iter().find_map(own) {
+            return Err(Problem::other(format!("the runtime at {message}")));
+        }
+    }
+    Ok(sockets)
 }
 
 fn passed_socket(passed: &mut ListenFd, index: usize) -> io::Result<ListeningSocket> {
@@ -207,9 +229,22 @@ fn passed_socket(passed: &mut ListenFd, index: usize) -> io::Result<ListeningSoc
     }
 }
 
-fn cannot_listen(config: &Config, address: &Address, error: &io::Error) -> Problem {
-    let cause = listen_failed(error);
-    let both = match config.listen {
+/// Explains why an address of the setting can't be used, and what to do.
+fn cannot_listen(setting: &Address, address: &Address, error: &io::Error) -> Problem {
+    let cause = match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            "another program uses this address, perhaps another adriaticum serve: stop it, or choose another one"
+        }
+        io::ErrorKind::PermissionDenied => {
+            "permission denied: a port below 1024 needs root or CAP_NET_BIND_SERVICE, a Unix socket a folder that this user \
+             may write to and in which no other user has a socket of this name"
+        }
+        io::ErrorKind::AddrNotAvailable => {
+            "this host does not have this address: `ip address` lists its addresses"
+        }
+        _ => &error.to_string(),
+    };
+    let both = match setting {
         Address::Localhost(_) => {
             "; localhost is both 127.0.0.1 and [::1], because clients use either"
         }
@@ -220,40 +255,12 @@ fn cannot_listen(config: &Config, address: &Address, error: &io::Error) -> Probl
     ))
 }
 
-/// Explains why an address can't be used, and what to do.
-fn listen_failed(error: &io::Error) -> String {
-    match error.kind() {
-        io::ErrorKind::AddrInUse => {
-            "another program uses this address, perhaps another adriaticum serve: stop it, or choose another one".into()
-        }
-        io::ErrorKind::PermissionDenied => {
-            "permission denied: a port below 1024 needs root or CAP_NET_BIND_SERVICE, a Unix socket a folder that this user \
-             may write to and in which no other user has a socket of this name"
-                .into()
-        }
-        io::ErrorKind::AddrNotAvailable => "this host does not have this address: `ip address` lists its addresses".into(),
-        _ => error.to_string(),
-    }
-}
-
-/// Refuses a runtime that is this service itself.
-fn refuse_own_address(config: &Config, sockets: &[ListeningSocket]) -> Result<()> {
-    for url in &config.runtime.urls {
-        let own = |socket: &ListeningSocket| checks::own_address(url, &socket.address);
-        if let Some(message) = sockets.iter().find_map(own) {
-            return Err(Problem::other(format!("the runtime at {message}")));
-        }
-    }
-    Ok(())
-}
-
-/// The addresses of the sockets as a client would write them.
-fn socket_urls(sockets: &[ListeningSocket], has_tls: bool) -> Vec<String> {
-    let url = |socket: &ListeningSocket| match &socket.address {
+/// The address of a socket as a client would write it.
+fn url(socket: &ListeningSocket, has_tls: bool) -> String {
+    match &socket.address {
         Address::Tcp(address) => format!("{}://{address}", scheme(has_tls)),
         address => address.to_string(),
-    };
-    sockets.iter().map(url).collect()
+    }
 }
 
 fn scheme(has_tls: bool) -> &'static str {
@@ -276,8 +283,8 @@ fn listen(parts: &Parts, sockets: Vec<ListeningSocket>) -> io::Result<Listener> 
         config.buffer_limit
     );
     let has_tls = parts.acceptor.is_some();
-    for (socket, url) in sockets.iter().zip(socket_urls(&sockets, has_tls)) {
-        log::info!("listening on {url}");
+    for socket in &sockets {
+        log::info!("listening on {}", url(socket, has_tls));
         if let Some(warning) = checks::reachable(config, &socket.address) {
             log::warn!("{warning}");
         }
@@ -312,18 +319,16 @@ fn longest_work(runtime: &RuntimeConfig, search: &SearchConfig) -> Duration {
 /// Lowers `wanted` to the connections that the limit on file descriptors allows, besides those of
 /// the workers: a flood of clients must not keep a worker from opening its files.
 fn connections_that_fit(wanted: usize, workers: usize) -> usize {
-    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    if current != maximum {
-        // The soft limit is low for the sake of programs that use select(); the hard limit is the
-        // operator's choice.
-        let _ = setrlimit(
-            Resource::Nofile,
-            Rlimit {
-                current: maximum,
-                maximum,
-            },
-        );
-    }
+    // The soft limit is low for the sake of programs that use select(); the hard limit is the
+    // operator's choice.
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let _ = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: maximum,
+            maximum,
+        },
+    );
     let Some(most) = getrlimit(Resource::Nofile).current else {
         return wanted;
     };
@@ -341,46 +346,31 @@ fn connections_that_fit(wanted: usize, workers: usize) -> usize {
     capacity.min(wanted)
 }
 
-/// Stops the listener if another process serves in the place of this one.
-struct Fence {
+/// Starts the writer. If another process serves in the place of this one, the writer stops the
+/// listener and sets `fenced` to the reason.
+fn start_writer(
+    parts: &Parts,
     stopper: UnixStream,
-    because: OnceLock<Problem>,
-}
-
-impl Fence {
-    fn new(listener: &Listener) -> io::Result<Self> {
-        Ok(Self {
-            stopper: listener.stopper()?,
-            because: OnceLock::new(),
-        })
-    }
-
-    fn stop(&self, problem: &Problem) {
-        if self.because.set(problem.clone()).is_ok() {
+    fenced: Arc<OnceLock<Problem>>,
+) -> io::Result<Writer> {
+    let on_fenced = move |problem: &Problem| {
+        if fenced.set(problem.clone()).is_ok() {
             log::error!("{problem}: this process stops");
-            let _ = (&self.stopper).write_all(&[1]);
+            let _ = (&stopper).write_all(&[1]);
         }
-    }
-
-    /// Fails if it stopped the listener.
-    fn result(&self, config: &Config) -> Result<()> {
-        let Some(problem) = self.because.get() else {
-            return Ok(());
-        };
-        Err(match &config.database {
-            DatabaseLocation::Postgres(_) => Problem::other(format!(
-                "{problem}. Each gateway needs its own name: {} is this one's, set gateway (ADRIATICUM_GATEWAY)",
-                config.gateway
-            )),
-            DatabaseLocation::Sqlite(_) => checks::database_failed(config, problem.clone()),
-        })
-    }
+    };
+    Writer::start(&parts.store.ledger, parts.config.retention_days, on_fenced)
 }
 
-fn start_writer(parts: &Parts, fence: &Arc<Fence>) -> io::Result<Writer> {
-    let fence = Arc::clone(fence);
-    let on_fenced = move |problem: &Problem| fence.stop(problem);
-    Writer::start(&parts.store.ledger, parts.config.retention_days, on_fenced)
+/// Says what to do if another process serves in the place of this one.
+fn fenced_off(config: &Config, problem: Problem) -> Problem {
+    match &config.database {
+        DatabaseLocation::Postgres(_) => Problem::other(format!(
+            "{problem}. Each gateway needs its own name: {} is this one's, set gateway (ADRIATICUM_GATEWAY)",
+            config.gateway
+        )),
+        DatabaseLocation::Sqlite(_) => checks::database_failed(config, problem),
+    }
 }
 
 /// Builds the console and the API, which takes every request that is not the console's.
@@ -409,18 +399,6 @@ fn services(parts: &Parts, listener: &Arc<ListenerState>) -> io::Result<Vec<Arc<
         row_limits: RowLimits::default(),
     }));
     Ok(services)
-}
-
-/// The first signal stops the listener, the second ends the process.
-fn stop_on_signals(listener: &Listener) -> io::Result<()> {
-    let asked = Arc::new(AtomicBool::new(false));
-    for signal in [SIGTERM, SIGINT] {
-        // The order counts: a signal finds the flag as those before it have left it.
-        flag::register_conditional_shutdown(signal, 1, Arc::clone(&asked))?;
-        flag::register(signal, Arc::clone(&asked))?;
-        pipe::register(signal, listener.stopper()?)?;
-    }
-    Ok(())
 }
 
 /// Starts the thread that reloads the configuration, probes failed runtimes, and warns about the
@@ -458,57 +436,49 @@ impl Parts {
         let now = NotifyState::monotonic_usec_now();
         let now = now.expect("the system should have a monotonic clock");
         notify(&[NotifyState::Reloading, now]);
-        match Config::load(file) {
-            Ok(config) => self.apply(&config),
-            Err(error) => log::error!("configuration not reloaded: {error}"),
+        let reloaded = Config::load(file).and_then(|config| self.apply(&config));
+        if let Err(problem) = reloaded {
+            log::error!("configuration not reloaded: {problem}");
         }
         notify(&[NotifyState::Ready]);
     }
 
-    fn apply(&self, config: &Config) {
+    fn apply(&self, config: &Config) -> Result<()> {
         let mut applied = Vec::new();
         let acceptor = self.acceptor.as_ref();
-        if let (Some(files), Some(acceptor)) = (&config.tls, acceptor) {
-            let certificate = match checks::read_certificate(files) {
-                Ok(certificate) => certificate,
-                Err(error) => return log::error!("configuration not reloaded: {error}"),
-            };
-            if acceptor.replace_certificate(certificate) {
-                applied.push(format!(
-                    "certificate (expires at {})",
-                    when::Zone::utc().format_minute(acceptor.expires())
-                ));
-            }
+        if let Some((acceptor, files)) = acceptor.zip(config.tls.as_ref())
+            && acceptor.replace_certificate(checks::read_certificate(files)?)
+        {
+            let expires = when::Zone::utc().format_minute(acceptor.expires());
+            applied.push(format!("certificate (expires at {expires})"));
         }
         let level = log::max_level();
         if level != config.log_level {
-            applied.push(format!(
-                "log_level = {}",
-                config.log_level.to_string().to_lowercase()
-            ));
+            applied.push(format!("log_level = {}", config.log_level).to_lowercase());
         }
-        // The line can be seen if either level includes it.
-        log::set_max_level(level.max(config.log_level));
         if applied.is_empty() {
             applied.push("nothing changed".into());
         }
         let mut details = applied.join(", ");
+        // The lines can be seen if either level includes them.
+        log::set_max_level(level.max(config.log_level));
         log::info!("configuration reloaded: {details}");
         acceptor.inspect(|acceptor| warn_about_certificate(acceptor));
         log::set_max_level(config.log_level);
-        let differences = self.config.differences(config);
+        let differences = self.config.differences(config).join(", ");
         if !differences.is_empty() {
-            let waiting = format!(
-                "changed, but applied only after a restart: {}",
-                differences.join(", ")
-            );
+            let waiting = format!("changed, but applied only after a restart: {differences}");
             log::warn!("{waiting}");
             details += &format!("; {waiting}");
         }
-        let audit = &self.store.audit;
-        if let Err(error) = audit.note_reload(&Actor::signal("SIGHUP"), details) {
-            log::error!("the reload could not be recorded in the audit: {error}");
-        }
+        let noted = self
+            .store
+            .audit
+            .note_reload(&Actor::signal("SIGHUP"), details);
+        noted.unwrap_or_else(|error| {
+            log::error!("the reload could not be recorded in the audit: {error}")
+        });
+        Ok(())
     }
 }
 
@@ -602,8 +572,9 @@ mod tests {
             ),
             (io::ErrorKind::NotFound, "not found"),
         ] {
-            let message = listen_failed(&kind.into());
-            assert!(message.contains(advice), "{message}");
+            let address = Address::Localhost(80);
+            let problem = cannot_listen(&address, &address, &kind.into());
+            assert!(problem.text.contains(advice), "{problem}");
         }
     }
 }

@@ -11,6 +11,7 @@ use super::days::{Filter, Source, Span, SpanSums, Sums};
 use super::listing::RowFilter;
 use crate::database::{Problem, ProblemKind, Result, Row, Session, values};
 use crate::id::RequestId;
+use crate::text::words;
 use crate::when::{Date, HOUR, Range, Zone};
 
 /// One group: what names it, and its figures.
@@ -35,26 +36,18 @@ impl UsageRow {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Grouping {
-    Hour,
-    Day,
-    Month,
-    Key,
-    Status,
-    Gateway,
+words! {
+    pub enum Grouping {
+        Hour = "hour",
+        Day = "day",
+        Month = "month",
+        Key = "key",
+        Status = "status",
+        Gateway = "gateway",
+    }
 }
 
 impl Grouping {
-    pub const ALL: [(&str, Self); 6] = [
-        ("hour", Self::Hour),
-        ("day", Self::Day),
-        ("month", Self::Month),
-        ("key", Self::Key),
-        ("status", Self::Status),
-        ("gateway", Self::Gateway),
-    ];
-
     /// The members that name a group.
     pub fn labels(self) -> &'static [&'static str] {
         match self {
@@ -864,7 +857,7 @@ mod tests {
                     expected,
                     "{range:?}"
                 );
-                for by in Grouping::ALL.map(|(_, by)| by) {
+                for by in Grouping::ALL {
                     let sum: i64 = groups(&temporary.store, range, by)
                         .iter()
                         .map(|(_, count)| count)

@@ -8,6 +8,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use serde::Serialize;
+
 use super::append::Ledger;
 use super::days::{Filter, Source, Span, SpanSums, Sums};
 use super::row::{COLUMNS, ChainLink};
@@ -18,11 +20,12 @@ use crate::text::count;
 use crate::when::{DAY, Range, Zone};
 
 /// A place in a gateway's chain, as an operator notes it elsewhere.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ChainHead {
     /// Empty for the chain of a SQLite database.
     pub gateway: String,
     pub seq: i64,
+    #[serde(serialize_with = "hex::serialize")]
     pub hash: [u8; 32],
 }
 
@@ -51,7 +54,8 @@ impl fmt::Display for ChainHead {
 }
 
 /// The state of a head that was noted earlier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum HeadStatus {
     InChain,
     /// Retention has removed its row and the one after it, so it can't be checked.
@@ -61,7 +65,7 @@ pub enum HeadStatus {
 }
 
 /// The result of a walk along all chains, and of a comparison of the sums with their rows.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Verification {
     pub rows: u64,
     /// The number of sums that equal those of their rows.
@@ -75,8 +79,9 @@ pub struct Verification {
 }
 
 /// Days whose sums can't be proven any more, because retention has removed rows of theirs.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct UnprovenDays {
+    #[serde(rename = "days")]
     pub count: u64,
     /// The date of the last one.
     pub until: String,

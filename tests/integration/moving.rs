@@ -460,7 +460,7 @@ fn what_can_not_be_moved_is_refused() {
             source.as_str(),
             "postgresql://a:secret@b:c/d",
             2,
-            "--to: expected ports",
+            "expected ports",
         ),
     ] {
         let (found, printed) = moved(&server, from, to);

@@ -195,7 +195,7 @@ fn what_is_denied_has_advice() {
     fs::write(&path, "").expect("a file");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).expect("it is ours");
     let output = server.run(&["--config", "a.toml", "keys", "list"]);
-    let advice = "(os error 13).\nRun it as root, or as the user of the service.\n";
+    let advice = "(os error 13).\nRun it as root, or as the user of the service. If root is denied, give that user the file (chown).\n";
     let text = printed(&output);
     assert_eq!(text.ends_with(advice), !is_root(), "{text}");
 }
