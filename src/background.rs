@@ -1,24 +1,52 @@
 //! One thread for what is done beside the requests: it reloads the configuration on SIGHUP, and
-//! runs each step of a list from time to time.
+//! runs each step of a list from time to time. It probes failed runtimes, and warns about the
+//! certificate.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::panic::{self, AssertUnwindSafe};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use sd_notify::NotifyState;
 use signal_hook::consts::SIGHUP;
 use signal_hook::low_level::pipe;
 
+use crate::audit::Actor;
+use crate::checks;
+use crate::config::Config;
+use crate::database::Result;
+use crate::listener::Acceptor;
+use crate::runtime::Runtimes;
+use crate::store::Store;
+use crate::when;
+
+/// The pause between two probes of a failed runtime.
+const PROBE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The pause between two warnings about a certificate.
+const CERTIFICATE_INTERVAL: Duration = Duration::from_secs(when::DAY as u64);
+
+/// The parts of a service, which the API and the console use too.
+pub struct ServiceParts {
+    /// The file of the configuration, if one is named.
+    pub file: Option<PathBuf>,
+    pub config: Arc<Config>,
+    pub acceptor: Option<Arc<Acceptor>>,
+    pub store: Arc<Store>,
+    pub runtimes: Option<Arc<Runtimes>>,
+}
+
 /// Something that is done at the start and again after each pause. No step may wait for another
 /// host: it would delay a reload and the stop.
-pub struct Step {
-    pub every: Duration,
+struct Step {
+    every: Duration,
     /// For the log.
-    pub name: &'static str,
-    pub run: Box<dyn FnMut() + Send>,
+    name: &'static str,
+    run: Box<dyn FnMut() + Send>,
 }
 
 /// The handle of the thread. Dropping it stops the thread, and waits for the step that runs.
@@ -29,9 +57,24 @@ pub struct Background {
 }
 
 impl Background {
-    /// Starts the thread. `reload` is run after each SIGHUP, which sets `requested`; if that was
-    /// set before, also at once.
-    pub fn start(
+    /// Starts the thread. It reloads the configuration after each SIGHUP, which sets `requested`; if
+    /// that was set before, also at once.
+    pub fn start(parts: ServiceParts, requested: Arc<AtomicBool>) -> io::Result<Self> {
+        let probes = parts.runtimes.clone().map(|runtimes| Step {
+            every: PROBE_INTERVAL,
+            name: "probing failed runtimes",
+            run: Box::new(move || runtimes.probe_failed()),
+        });
+        let certificate = parts.acceptor.clone().map(|acceptor| Step {
+            every: CERTIFICATE_INTERVAL,
+            name: "looking at the certificate",
+            run: Box::new(move || warn_about_certificate(&acceptor)),
+        });
+        let steps = probes.into_iter().chain(certificate).collect();
+        Self::start_steps(requested, move || parts.reload(), steps)
+    }
+
+    fn start_steps(
         requested: Arc<AtomicBool>,
         reload: impl FnMut() + Send + 'static,
         steps: Vec<Step>,
@@ -104,6 +147,72 @@ fn wait(wake: &mut UnixStream, until: Option<Instant>) {
     let _ = wake.read(&mut [0; 64]);
 }
 
+fn warn_about_certificate(acceptor: &Acceptor) {
+    if let Some(warning) = checks::certificate_warning(&acceptor.certificate()) {
+        log::warn!("{warning}");
+    }
+}
+
+impl ServiceParts {
+    /// Reloads the settings that can change while the service runs. An invalid configuration
+    /// changes nothing.
+    fn reload(&self) {
+        let now = NotifyState::monotonic_usec_now();
+        let now = now.expect("the system should have a monotonic clock");
+        notify(&[NotifyState::Reloading, now]);
+        let reloaded = Config::load(self.file.as_deref()).and_then(|config| self.apply(&config));
+        if let Err(problem) = reloaded {
+            log::error!("configuration not reloaded: {problem}");
+        }
+        notify(&[NotifyState::Ready]);
+    }
+
+    fn apply(&self, config: &Config) -> Result<()> {
+        let mut applied = Vec::new();
+        let acceptor = self.acceptor.as_ref();
+        if let Some((acceptor, files)) = acceptor.zip(config.tls.as_ref())
+            && acceptor.replace_certificate(checks::read_certificate(files)?)
+        {
+            let expires = when::Zone::utc().format_minute(acceptor.expires());
+            applied.push(format!("certificate (expires at {expires})"));
+        }
+        let level = log::max_level();
+        if level != config.log_level {
+            applied.push(format!("log_level = {}", config.log_level).to_lowercase());
+        }
+        if applied.is_empty() {
+            applied.push("nothing changed".into());
+        }
+        let mut details = applied.join(", ");
+        // The lines can be seen if either level includes them.
+        log::set_max_level(level.max(config.log_level));
+        log::info!("configuration reloaded: {details}");
+        acceptor.inspect(|acceptor| warn_about_certificate(acceptor));
+        log::set_max_level(config.log_level);
+        let differences = self.config.differences(config).join(", ");
+        if !differences.is_empty() {
+            let waiting = format!("changed, but applied only after a restart: {differences}");
+            log::warn!("{waiting}");
+            details += &format!("; {waiting}");
+        }
+        let noted = self
+            .store
+            .audit
+            .note_reload(&Actor::signal("SIGHUP"), details);
+        noted.unwrap_or_else(|error| {
+            log::error!("the reload could not be recorded in the audit: {error}")
+        });
+        Ok(())
+    }
+}
+
+/// Notifies the service manager, if there is one.
+pub fn notify(states: &[NotifyState]) {
+    if let Err(error) = sd_notify::notify(states) {
+        log::warn!("could not notify the service manager of {states:?}: {error}");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
@@ -126,7 +235,7 @@ mod tests {
             step(Duration::ZERO, move || _ = sender.send(())),
         ];
         let requested = Arc::new(AtomicBool::new(true));
-        let background = Background::start(requested, || panic!("on purpose"), steps);
+        let background = Background::start_steps(requested, || panic!("on purpose"), steps);
         for _ in 0..3 {
             assert_eq!(rounds.recv(), Ok(()));
         }
@@ -143,7 +252,7 @@ mod tests {
             _ = also.send("the step")
         })];
         let reload = move || _ = sender.send("the reload");
-        let background = Background::start(Arc::new(AtomicBool::new(true)), reload, steps);
+        let background = Background::start_steps(Arc::new(AtomicBool::new(true)), reload, steps);
         assert_eq!(log.recv(), Ok("the reload"));
         assert_eq!(log.recv(), Ok("the step"));
         drop(background.expect("a thread"));

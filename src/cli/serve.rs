@@ -17,7 +17,7 @@ use super::shared::{Account, about, check_time_zone, open_to_change};
 use crate::api::Api;
 use crate::api::rows::RowLimits;
 use crate::audit::Actor;
-use crate::background::{Background, Step};
+use crate::background::{Background, ServiceParts, notify};
 use crate::checks;
 use crate::config::{Config, GroundingMode, RuntimeConfig, SearchConfig};
 use crate::console::Console;
@@ -32,18 +32,10 @@ use crate::logging;
 use crate::metrics::Metrics;
 use crate::monitoring::MonitoringEndpoints;
 use crate::runtime::Runtimes;
-use crate::store::Store;
-use crate::when;
 
 /// The longest time of a request that the database takes: 10 s to look up the key (on PostgreSQL,
 /// if a connection is lost), and 20 s for the row.
 const LEDGER_TIME: Duration = Duration::from_secs(30);
-
-/// The pause between two probes of a failed runtime.
-const PROBE_INTERVAL: Duration = Duration::from_secs(1);
-
-/// The pause between two warnings about a certificate.
-const CERTIFICATE_INTERVAL: Duration = Duration::from_secs(when::DAY as u64);
 
 /// The file descriptors of a worker, besides its client's: the connections to the runtime and to
 /// Search.
@@ -62,7 +54,7 @@ const STOP_SIGNALS: [i32; 2] = [SIGTERM, SIGINT];
 pub(super) fn run(file: Option<PathBuf>, by: &Actor) -> Result<()> {
     let signals = Signals::handle().map_err(about("the signals"))?;
     let config = Arc::new(load(file.as_deref())?);
-    let (parts, sockets) = open(&config, by)?;
+    let (parts, sockets) = open(file, &config, by)?;
     let listener = listen(&parts, sockets).map_err(about("the listener"))?;
     let (stopper, fenced) = (listener.stopper(), Arc::<OnceLock<Problem>>::default());
     let stopper = stopper.map_err(about("the listener"))?;
@@ -77,7 +69,7 @@ pub(super) fn run(file: Option<PathBuf>, by: &Actor) -> Result<()> {
     signals.starting.store(false, Ordering::Release);
     notify(&[NotifyState::Ready]);
     // After that message: a reload has others.
-    let background = start_background(parts, file, signals.reload_requested);
+    let background = Background::start(parts, signals.reload_requested);
     let background = background.map_err(too_few_threads)?;
     event_loop.run().map_err(about("the listener"))?;
     drop(background);
@@ -146,17 +138,12 @@ fn load(file: Option<&Path>) -> Result<Config> {
     Ok(config)
 }
 
-/// What the API, the console and the background have in common.
-struct Parts {
-    config: Arc<Config>,
-    acceptor: Option<Arc<Acceptor>>,
-    store: Arc<Store>,
-    runtimes: Option<Arc<Runtimes>>,
-    metrics: Arc<Metrics>,
-}
-
 /// Opens the certificate, the database and the sockets.
-fn open(config: &Arc<Config>, by: &Actor) -> Result<(Parts, Vec<ListeningSocket>)> {
+fn open(
+    file: Option<PathBuf>,
+    config: &Arc<Config>,
+    by: &Actor,
+) -> Result<(ServiceParts, Vec<ListeningSocket>)> {
     let certificate = config.tls.as_ref().map(checks::read_certificate);
     let acceptor = certificate.transpose()?.map(Acceptor::new).transpose();
     let acceptor = acceptor.map_err(|error| Problem::other(format!("TLS: {error}")))?;
@@ -185,12 +172,12 @@ fn open(config: &Arc<Config>, by: &Actor) -> Result<(Parts, Vec<ListeningSocket>
     if runtimes.is_none() {
         log::warn!("no runtime is configured, so no completion can be run: set runtime.url");
     }
-    let parts = Parts {
+    let parts = ServiceParts {
+        file,
         config: Arc::clone(config),
         acceptor: acceptor.map(Arc::new),
         store: Arc::new(store),
         runtimes,
-        metrics: Arc::default(),
     };
     Ok((parts, sockets))
 }
@@ -268,7 +255,7 @@ fn scheme(has_tls: bool) -> &'static str {
 }
 
 /// Builds the listener, and logs where it listens.
-fn listen(parts: &Parts, sockets: Vec<ListeningSocket>) -> io::Result<Listener> {
+fn listen(parts: &ServiceParts, sockets: Vec<ListeningSocket>) -> io::Result<Listener> {
     let config = &parts.config;
     let limits = Limits {
         workers: config.workers,
@@ -349,7 +336,7 @@ fn connections_that_fit(wanted: usize, workers: usize) -> usize {
 /// Starts the writer. If another process serves in the place of this one, the writer stops the
 /// listener and sets `fenced` to the reason.
 fn start_writer(
-    parts: &Parts,
+    parts: &ServiceParts,
     stopper: UnixStream,
     fenced: Arc<OnceLock<Problem>>,
 ) -> io::Result<Writer> {
@@ -374,13 +361,16 @@ fn fenced_off(config: &Config, problem: Problem) -> Problem {
 }
 
 /// Builds the console and the API, which takes every request that is not the console's.
-fn services(parts: &Parts, listener: &Arc<ListenerState>) -> io::Result<Vec<Arc<dyn Service>>> {
-    let config = &parts.config;
+fn services(
+    parts: &ServiceParts,
+    listener: &Arc<ListenerState>,
+) -> io::Result<Vec<Arc<dyn Service>>> {
+    let (config, metrics) = (&parts.config, Arc::<Metrics>::default());
     let mut services: Vec<Arc<dyn Service>> = Vec::new();
     if let Some(host) = config.console_host.clone() {
         let monitoring = MonitoringEndpoints {
             store: Arc::clone(&parts.store),
-            metrics: Arc::clone(&parts.metrics),
+            metrics: Arc::clone(&metrics),
             listener: Arc::clone(listener),
             runtimes: parts.runtimes.clone(),
             acceptor: parts.acceptor.clone(),
@@ -395,98 +385,10 @@ fn services(parts: &Parts, listener: &Arc<ListenerState>) -> io::Result<Vec<Arc<
         store: Arc::clone(&parts.store),
         runtimes: parts.runtimes.clone(),
         grounding: Grounding::new(&config.search, config.worker_share()),
-        metrics: Arc::clone(&parts.metrics),
+        metrics,
         row_limits: RowLimits::default(),
     }));
     Ok(services)
-}
-
-/// Starts the thread that reloads the configuration, probes failed runtimes, and warns about the
-/// certificate.
-fn start_background(
-    parts: Parts,
-    file: Option<PathBuf>,
-    reload_requested: Arc<AtomicBool>,
-) -> io::Result<Background> {
-    let probes = parts.runtimes.clone().map(|runtimes| Step {
-        every: PROBE_INTERVAL,
-        name: "probing failed runtimes",
-        run: Box::new(move || runtimes.probe_failed()),
-    });
-    let certificate = parts.acceptor.clone().map(|acceptor| Step {
-        every: CERTIFICATE_INTERVAL,
-        name: "looking at the certificate",
-        run: Box::new(move || warn_about_certificate(&acceptor)),
-    });
-    let steps = probes.into_iter().chain(certificate).collect();
-    let reload = move || parts.reload(file.as_deref());
-    Background::start(reload_requested, reload, steps)
-}
-
-fn warn_about_certificate(acceptor: &Acceptor) {
-    if let Some(warning) = checks::certificate_warning(&acceptor.certificate()) {
-        log::warn!("{warning}");
-    }
-}
-
-impl Parts {
-    /// Reloads the settings that can change while the service runs. An invalid configuration
-    /// changes nothing.
-    fn reload(&self, file: Option<&Path>) {
-        let now = NotifyState::monotonic_usec_now();
-        let now = now.expect("the system should have a monotonic clock");
-        notify(&[NotifyState::Reloading, now]);
-        let reloaded = Config::load(file).and_then(|config| self.apply(&config));
-        if let Err(problem) = reloaded {
-            log::error!("configuration not reloaded: {problem}");
-        }
-        notify(&[NotifyState::Ready]);
-    }
-
-    fn apply(&self, config: &Config) -> Result<()> {
-        let mut applied = Vec::new();
-        let acceptor = self.acceptor.as_ref();
-        if let Some((acceptor, files)) = acceptor.zip(config.tls.as_ref())
-            && acceptor.replace_certificate(checks::read_certificate(files)?)
-        {
-            let expires = when::Zone::utc().format_minute(acceptor.expires());
-            applied.push(format!("certificate (expires at {expires})"));
-        }
-        let level = log::max_level();
-        if level != config.log_level {
-            applied.push(format!("log_level = {}", config.log_level).to_lowercase());
-        }
-        if applied.is_empty() {
-            applied.push("nothing changed".into());
-        }
-        let mut details = applied.join(", ");
-        // The lines can be seen if either level includes them.
-        log::set_max_level(level.max(config.log_level));
-        log::info!("configuration reloaded: {details}");
-        acceptor.inspect(|acceptor| warn_about_certificate(acceptor));
-        log::set_max_level(config.log_level);
-        let differences = self.config.differences(config).join(", ");
-        if !differences.is_empty() {
-            let waiting = format!("changed, but applied only after a restart: {differences}");
-            log::warn!("{waiting}");
-            details += &format!("; {waiting}");
-        }
-        let noted = self
-            .store
-            .audit
-            .note_reload(&Actor::signal("SIGHUP"), details);
-        noted.unwrap_or_else(|error| {
-            log::error!("the reload could not be recorded in the audit: {error}")
-        });
-        Ok(())
-    }
-}
-
-/// Notifies the service manager, if there is one.
-fn notify(states: &[NotifyState]) {
-    if let Err(error) = sd_notify::notify(states) {
-        log::warn!("could not notify the service manager of {states:?}: {error}");
-    }
 }
 
 fn watchdog() -> Option<Watchdog> {
