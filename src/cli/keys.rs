@@ -337,7 +337,9 @@ impl KeyEditor<'_> {
     fn check(&self, changed: KeyChanged) -> Result<()> {
         match changed {
             KeyChanged::Done => Ok(()),
-            KeyChanged::NoSuchKey => Err(Problem::other("the key is not there any more")),
+            KeyChanged::NoSuchKey => Err(Problem::other(
+                "the key does not exist any more. List the keys: adriaticum keys list",
+            )),
             KeyChanged::Meanwhile(key) => Err(self.cannot_change(&key)),
         }
     }

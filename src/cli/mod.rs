@@ -100,20 +100,19 @@ pub fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     };
     // Those of the configuration are whole sentences, a line each.
-    let message = format!("adriaticum: {}.", problem.text.trim_end_matches('.'));
-    let (code, end) = match problem.kind {
-        ProblemKind::Usage => (2, Some("\nFor more information, try '--help'.")),
+    let mut message = format!("adriaticum: {}.", problem.text.trim_end_matches('.'));
+    if let Some(advice) = shared::advice_if_denied(&message).filter(|_| !is_service) {
+        message += &format!("\n{advice}");
+    }
+    if problem.kind == ProblemKind::Usage {
+        message += "\n\nFor more information, try '--help'.";
+    }
+    logging::print_error(&message);
+    match problem.kind {
         // A supervisor need not try again: with `Moved`, the setting names an old database.
-        ProblemKind::Setting | ProblemKind::Moved => (2, None),
-        _ => (1, None),
-    };
-    let advice = shared::advice_if_denied(&message).filter(|_| !is_service);
-    let lines: Vec<&str> = [Some(message.as_str()), advice, end]
-        .into_iter()
-        .flatten()
-        .collect();
-    logging::print_error(&lines.join("\n"));
-    ExitCode::from(code)
+        ProblemKind::Usage | ProblemKind::Setting | ProblemKind::Moved => ExitCode::from(2),
+        _ => ExitCode::FAILURE,
+    }
 }
 
 /// A core file would keep prompts and keys, and outside systemd nothing else prevents it.
@@ -159,14 +158,9 @@ fn run(
 
 /// `clap` takes one `--config` before the command and another one after it, and forgets the first.
 fn refuse_second_config(line: CommandLine) -> Result<CommandLine, clap::Error> {
-    let is_config =
-        |word: &OsString| word == "--config" || word.to_string_lossy().starts_with("--config=");
-    if env::args_os()
-        .take_while(|word| word != "--")
-        .filter(is_config)
-        .count()
-        > 1
-    {
+    let words = env::args_os().take_while(|word| word != "--");
+    let is_config = |word: &OsString| word.to_string_lossy().split('=').next() == Some("--config");
+    if words.filter(is_config).count() > 1 {
         let message = "the argument '--config <FILE>' cannot be used multiple times";
         return Err(definition().error(ErrorKind::ArgumentConflict, message));
     }

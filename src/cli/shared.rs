@@ -51,8 +51,7 @@ pub fn advice_if_denied(message: &str) -> Option<&'static str> {
 pub struct Account {
     pub name: String,
     uid: u32,
-    gid: u32,
-    /// The other groups.
+    /// Its own group first.
     groups: Vec<u32>,
 }
 
@@ -88,12 +87,12 @@ impl Account {
             let members = group.get(3).map(|members| members.split(','));
             members.is_some_and(|mut members| members.any(|member| member == name))
         };
-        let of_member = group.lines().map(fields).filter(is_member);
+        let others = group.lines().map(fields).filter(is_member);
+        let others = others.filter_map(|group| group[2].parse().ok());
         Self {
             uid,
-            gid: gid.unwrap_or(default_gid),
-            groups: of_member
-                .filter_map(|group| group[2].parse().ok())
+            groups: iter::once(gid.unwrap_or(default_gid))
+                .chain(others)
                 .collect(),
             name,
         }
@@ -102,9 +101,8 @@ impl Account {
     /// Becomes this user, for good. In Linux this changes the calling thread alone, and those that
     /// it starts.
     pub fn enter(&self) -> Result<()> {
-        let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
-        let groups = iter::once(&self.gid).chain(&self.groups);
-        let groups: Vec<Gid> = groups.copied().map(Gid::from_raw).collect();
+        let groups: Vec<Gid> = self.groups.iter().copied().map(Gid::from_raw).collect();
+        let (uid, gid) = (Uid::from_raw(self.uid), groups[0]);
         set_thread_groups(&groups)
             .and_then(|()| set_thread_res_gid(gid, gid, gid))
             .and_then(|()| set_thread_res_uid(uid, uid, uid))
@@ -209,7 +207,11 @@ pub fn time_or(or: &'static str) -> impl Fn(&str) -> Result<When, String> + Clon
 
 /// Opens the database for a command that only reads: the file or its folder may be read-only.
 pub fn open_store(config: &Config) -> Result<Store> {
-    Store::open(&config.database, Access::Read).map_err(|error| checks::store_failed(config, error))
+    open(config, Access::Read)
+}
+
+fn open(config: &Config, access: Access) -> Result<Store> {
+    Store::open(&config.database, access).map_err(|problem| checks::store_failed(config, problem))
 }
 
 /// Opens the database for `serve`, or for a command that changes something.
@@ -217,8 +219,7 @@ pub fn open_to_change(config: &Config, access: Access, by: &Actor) -> Result<Sto
     if access.may_create() {
         check_time_zone(config)?;
     }
-    let store = Store::open(&config.database, access)
-        .map_err(|error| checks::store_failed(config, error))?;
+    let store = open(config, access)?;
     if access != Access::Serve {
         if !store.database.is_new {
             return Ok(store);
@@ -250,16 +251,13 @@ mod tests {
 
     #[test]
     fn users_have_names_and_groups() {
-        for (uid, name, gid, groups) in [
-            (0, "root", 0, &[][..]),
-            (1000, "ana", 100, &[7]),
-            (9, "9", 54, &[]),
+        for (uid, name, groups) in [
+            (0, "root", &[0][..]),
+            (1000, "ana", &[100, 7]),
+            (9, "9", &[54]),
         ] {
             let account = Account::find(uid, 54, PASSWD, GROUP);
-            assert_eq!(
-                (account.name.as_str(), account.gid, &account.groups[..]),
-                (name, gid, groups)
-            );
+            assert_eq!((account.name.as_str(), &account.groups[..]), (name, groups));
         }
         assert_eq!(Account::of(0, 0).name, "root");
         assert_eq!(Account::of(4_000_000_000, 0).name, "4000000000");

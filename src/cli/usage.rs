@@ -283,7 +283,7 @@ fn list(options: ListOptions, config: &Config) -> Result<()> {
     filter.cause = options.cause;
     let (rows, is_more, counted) = store.ledger.newest_and_count(&filter, options.limit)?;
     let zone = &store.zone;
-    print(&if options.requests.json {
+    let text = if options.requests.json {
         json_lines(&rows) + "\n"
     } else if options.requests.csv {
         let lines = rows.iter().map(|row| request_csv(row, zone));
@@ -292,7 +292,8 @@ fn list(options: ListOptions, config: &Config) -> Result<()> {
         let columns = "time,request,key,outcome,tokens in,tokens out,tokens,duration,gateway";
         let table = rows::requests(&rows, &Query::none(zone)).to_text(columns);
         heading(period(&store, &filter)?, zone) + &table
-    })?;
+    };
+    print(&text)?;
     let listed = rows.len() as i64;
     let removed = match counted {
         _ if is_more => {
