@@ -5,7 +5,6 @@
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::panic::{self, AssertUnwindSafe};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -32,8 +31,6 @@ const CERTIFICATE_INTERVAL: Duration = Duration::from_secs(when::DAY as u64);
 
 /// The parts of a service, which the API and the console use too.
 pub struct ServiceParts {
-    /// The file of the configuration, if one is named.
-    pub file: Option<PathBuf>,
     pub config: Arc<Config>,
     pub acceptor: Option<Arc<Acceptor>>,
     pub store: Arc<Store>,
@@ -160,7 +157,8 @@ impl ServiceParts {
         let now = NotifyState::monotonic_usec_now();
         let now = now.expect("the system should have a monotonic clock");
         notify(&[NotifyState::Reloading, now]);
-        let reloaded = Config::load(self.file.as_deref()).and_then(|config| self.apply(&config));
+        let reloaded =
+            Config::load(self.config.file.as_deref()).and_then(|config| self.apply(&config));
         if let Err(problem) = reloaded {
             log::error!("configuration not reloaded: {problem}");
         }

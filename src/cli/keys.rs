@@ -36,7 +36,7 @@ pub(super) enum KeysCommand {
     },
     /// List the keys
     List {
-        /// Only keys in this state; those that expire within ten days are expiring
+        /// Only keys in this state
         #[arg(long)]
         state: Option<KeyState>,
         /// Print JSON

@@ -140,7 +140,7 @@ fn run(
     };
     match command {
         // The service takes signals from its start on.
-        Command::Serve => serve::run(config, &by),
+        Command::Serve => serve::run(config.as_deref(), &by),
         // A wrong configuration is a finding.
         Command::Check(options) => check::run(&options, load()),
         Command::Keys(command) => command.run(&load_as_owner()?, &by),

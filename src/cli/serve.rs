@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -51,10 +51,10 @@ const FEWEST_CONNECTIONS: usize = 16;
 /// The first of these stops the service, the second ends the process.
 const STOP_SIGNALS: [i32; 2] = [SIGTERM, SIGINT];
 
-pub(super) fn run(file: Option<PathBuf>, by: &Actor) -> Result<()> {
+pub(super) fn run(file: Option<&Path>, by: &Actor) -> Result<()> {
     let signals = Signals::handle().map_err(about("the signals"))?;
-    let config = Arc::new(load(file.as_deref())?);
-    let (parts, sockets) = open(file, &config, by)?;
+    let config = Arc::new(load(file)?);
+    let (parts, sockets) = open(&config, by)?;
     let listener = listen(&parts, sockets).map_err(about("the listener"))?;
     let (stopper, fenced) = (listener.stopper(), Arc::<OnceLock<Problem>>::default());
     let stopper = stopper.map_err(about("the listener"))?;
@@ -139,11 +139,7 @@ fn load(file: Option<&Path>) -> Result<Config> {
 }
 
 /// Opens the certificate, the database and the sockets.
-fn open(
-    file: Option<PathBuf>,
-    config: &Arc<Config>,
-    by: &Actor,
-) -> Result<(ServiceParts, Vec<ListeningSocket>)> {
+fn open(config: &Arc<Config>, by: &Actor) -> Result<(ServiceParts, Vec<ListeningSocket>)> {
     let certificate = config.tls.as_ref().map(checks::read_certificate);
     let acceptor = certificate.transpose()?.map(Acceptor::new).transpose();
     let acceptor = acceptor.map_err(|error| Problem::other(format!("TLS: {error}")))?;
@@ -173,7 +169,6 @@ fn open(
         log::warn!("no runtime is configured, so no completion can be run: set runtime.url");
     }
     let parts = ServiceParts {
-        file,
         config: Arc::clone(config),
         acceptor: acceptor.map(Arc::new),
         store: Arc::new(store),
