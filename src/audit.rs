@@ -201,8 +201,8 @@ impl Audit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::console::browsers;
     use crate::console::password::{self, PasswordHash};
+    use crate::console::session;
     use crate::keys::{Key, KeyChanged, KeyName, KeyTerms, Permission};
     use crate::secret::SecretDigest;
     use crate::store::Store;
@@ -326,7 +326,7 @@ mod tests {
         assert!(store.keys.rotate("key_1", "new", None, 9, &by).is_err());
         assert!(store.keys.revoke("key_1", 9, &by).is_err());
         let browser = SecretDigest::of("a");
-        assert!(browsers::sign_in(store, browser, None, 1, &password, &by).is_err());
+        assert!(session::begin(store, browser, None, 1, &password, &by).is_err());
         let other = PasswordHash::example(2);
         assert!(password::set(store, other, &by).is_err());
         let keys = store.keys.list().expect("the keys");
@@ -341,7 +341,7 @@ mod tests {
             .expect("a look-up")
             .expect("the key");
         assert_eq!(ends, None);
-        assert!(!browsers::is_signed_in(store, &browser, 1).expect("a look-up"));
+        assert!(!session::is_signed_in(store, &browser, 1).expect("a look-up"));
         assert_eq!(password::stored(store).expect("a look-up"), Some(password));
     }
 
@@ -355,7 +355,7 @@ mod tests {
         assert_eq!(only(store, "password_set").1, "ana");
         let sign_in = |password: &PasswordHash| {
             let browser = SecretDigest::of("a");
-            browsers::sign_in(store, browser, None, 1, password, &web).expect("an answer")
+            session::begin(store, browser, None, 1, password, &web).expect("an answer")
         };
         assert!(!sign_in(&PasswordHash::example(2)), "another password");
         assert!(rows(store).iter().all(|row| row.action != "signed_in"));
@@ -436,7 +436,7 @@ mod tests {
                     password::set(&store, password.clone(), &by).map(|()| true)
                 }),
                 ("signed_in", &|| {
-                    browsers::sign_in(&store, browser, None, 9, &password, &by)
+                    session::begin(&store, browser, None, 9, &password, &by)
                 }),
             ];
             for (action, change) in changes {

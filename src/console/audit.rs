@@ -2,8 +2,8 @@
 
 use maud::html;
 
+use super::filters;
 use super::page::{Operator, PageResult};
-use super::{filters, layout};
 use crate::audit::AuditSubject;
 use crate::report::rows;
 use crate::report::table::{choices, page_links};
@@ -47,7 +47,5 @@ pub fn page(operator: &Operator) -> PageResult {
             (page_links(newest.as_slice(), "", earlier))
         }
     };
-    Ok(layout::operator_page(
-        operator, 200, "/audit", "Audit", &content,
-    ))
+    Ok(operator.page("Audit", &content))
 }

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::filters::{self, Asked};
-use super::layout;
-use super::page::{Operator, PageError, PageResult};
+use super::page::{Operator, PageError, PageResult, with_headers};
 use crate::database::Problem;
 use crate::http::Response;
 use crate::ledger::{Grouping, Groups, RowFilter, Span};
@@ -113,19 +112,23 @@ fn export(
     write: impl FnOnce(Instant) -> Result<Option<String>, Problem>,
 ) -> PageResult {
     if asked.unclear.is_some() {
-        return Err(PageError::AmbiguousKey);
+        let text = "None, or more than one, matches the filter. Give the key’s id.";
+        return Err(PageError::new(404, "Which key?", text));
     }
     let exports = &operator.console.exports;
     let permit = Arc::clone(exports);
     // The console's own, and this one.
     if Arc::strong_count(exports) > 2 {
-        return Err(PageError::TooManyExports);
+        let text = "One export at a time. Try again in a moment.";
+        return Err(PageError::new(429, "Too many requests", text));
     }
     let Some(text) = write(Instant::now() + LONGEST_SEARCH)? else {
         let is_local = operator.request.http.client.is_local();
         let arguments = format!("{command}{}", options(&asked.query, name == "usage"));
         let command = operator.console.config.command(&arguments, is_local);
-        return Err(PageError::LargeExport(command));
+        let text = "The console exports at most 10,000 lines, and searches for them for 5 seconds at most. Choose a shorter \
+             range, or run this command on the machine that the service runs on, as the user that it runs as.";
+        return Err(PageError::new(400, "The export is too long", text).with_command(command));
     };
     let [from, to] = asked
         .query
@@ -134,7 +137,7 @@ fn export(
         .map(|time| time.replace([':', 'Z'], ""));
     let body = [BYTE_ORDER_MARK, &text].concat().into_bytes();
     let response = Response::new(200, "text/csv; charset=utf-8", body);
-    let mut response = layout::headers(response).with(
+    let mut response = with_headers(response).with(
         "content-disposition",
         format!("attachment; filename=\"adriaticum-{name}-{from}-to-{to}.csv\""),
     );

@@ -25,7 +25,7 @@ pub struct Asked {
 /// The query of the page at `path`, or of a page below it.
 pub fn query(operator: &Operator, path: &str) -> Result<Query, PageError> {
     let (request, zone) = (operator.request, &operator.console.store.zone);
-    Query::parse(path, &request.query, request.now, zone).map_err(PageError::Range)
+    Query::parse(path, &request.query, request.now, zone).map_err(PageError::range)
 }
 
 pub fn read(operator: &Operator, path: &str) -> Result<Asked, PageError> {
@@ -35,7 +35,7 @@ pub fn read(operator: &Operator, path: &str) -> Result<Asked, PageError> {
     if query.get("range") == "all" {
         range.until = query.zone.day(range.until - 1).until;
     }
-    let mut query = query.bounded(range).map_err(PageError::Range)?;
+    let mut query = query.bounded(range).map_err(PageError::range)?;
     let (keys, mut unclear) = (store.keys.list()?, None);
     if !query.get("key").is_empty() {
         match find_keys(&keys, query.get("key")) {

@@ -4,34 +4,55 @@
 //! session, the page.
 
 mod audit;
-pub mod browsers;
-mod error_pages;
 mod export;
 mod filters;
-mod html;
 mod keys;
-mod layout;
 mod page;
 pub mod password;
 mod requests;
-mod sign_in;
-mod state;
+pub mod session;
 mod status;
 mod usage;
 
+use std::io;
 use std::net::IpAddr;
 use std::panic::{self, AssertUnwindSafe};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
-use self::page::{Operator, PageError, PageRequest, PageResult};
-use self::sign_in::SignInSource;
-pub use self::state::Console;
+use maud::html;
+
+use self::page::{Operator, PageError, PageRequest, PageResult, copy_box, dialog, redirect};
+use self::password::{SignInSource, SignInThrottle};
+use self::session::KnownBrowsers;
+use self::status::check_runner::CheckRunner;
 use crate::api::head;
+use crate::config::Config;
+use crate::database::Problem;
 use crate::error::Failure;
 use crate::http::{ClientInfo, RequestHead, Response};
+use crate::ledger::Gateway;
 use crate::listener::{Admission, Area, Dispatcher, Lane, PendingRequest, Service};
 use crate::logging;
 use crate::monitoring::MonitoringEndpoints;
 use crate::secret::SecretDigest;
+use crate::store::Store;
+
+/// The console's state, which all pages share.
+pub struct Console {
+    /// The host that it is served on.
+    host: String,
+    config: Arc<Config>,
+    store: Arc<Store>,
+    started: Instant,
+    browsers: KnownBrowsers,
+    /// Held while a password is verified: hashing it takes 9 MiB, so one is verified at a time.
+    sign_ins: Mutex<SignInThrottle>,
+    checks: CheckRunner,
+    /// An export holds a clone until its response was sent.
+    exports: Arc<()>,
+    pub monitoring: MonitoringEndpoints,
+}
 
 /// Makes a browser that came by HTTPS use nothing else for a year.
 const HTTPS_ONLY: &str = "max-age=31536000";
@@ -54,7 +75,7 @@ impl Service for Console {
         if let Some(response) = self.monitoring.probe(head) {
             return Err(response);
         }
-        let browser = browsers::presented(*client, head);
+        let browser = session::presented(*client, head);
         let (lane, network) = match self.sign_in_source(*client, browser) {
             SignInSource::KnownBrowser(digest) => (Some(hex::encode(digest.0).into()), None),
             SignInSource::ThisHost => (Some("this host".into()), None),
@@ -78,8 +99,10 @@ impl Service for Console {
 
     fn respond(&self, pending: &PendingRequest, dispatcher: &Dispatcher) -> Response {
         let served = panic::catch_unwind(AssertUnwindSafe(|| self.serve(pending, dispatcher)));
-        let mut response =
-            served.unwrap_or_else(|_| error_pages::error(None, None, &PageError::Panic));
+        let mut response = served.unwrap_or_else(|_| {
+            let text = "The service’s log has the reason. Completions are not affected.";
+            PageError::new(503, "Something went wrong", text).page(None, None)
+        });
         if pending.request.client.secure {
             response = response.with("strict-transport-security", HTTPS_ONLY);
         }
@@ -88,65 +111,94 @@ impl Service for Console {
     }
 
     fn refuse(&self, _: Option<IpAddr>, _: Failure) -> Response {
-        error_pages::error(None, None, &PageError::Busy)
+        let text = "Try again in a moment. Completions are not affected.";
+        PageError::new(503, "The console is busy", text).page(None, None)
     }
 }
 
 impl Console {
+    /// Fails if the system does not allow another thread.
+    pub fn new(
+        host: String,
+        config: Arc<Config>,
+        store: Arc<Store>,
+        monitoring: MonitoringEndpoints,
+    ) -> io::Result<Self> {
+        Ok(Self {
+            host,
+            browsers: KnownBrowsers::read(&store),
+            sign_ins: Mutex::default(),
+            config,
+            store,
+            started: Instant::now(),
+            checks: CheckRunner::new()?,
+            exports: Arc::default(),
+            monitoring,
+        })
+    }
+
     fn serve(&self, pending: &PendingRequest, dispatcher: &Dispatcher) -> Response {
         let request = &pending.request;
-        if let Some(response) = html::assets::find(&request.head)
+        page::asset(&request.head)
             .or_else(|| self.monitoring.respond(pending, dispatcher))
-        {
-            return response;
-        }
-        self.page(pending, dispatcher)
-            .unwrap_or_else(|error| error_pages::error(None, request.client.peer, &error))
+            .unwrap_or_else(|| {
+                let page = self.page(pending, dispatcher);
+                page.unwrap_or_else(|error| error.page(None, request.client.peer))
+            })
     }
 
     fn page(&self, pending: &PendingRequest, dispatcher: &Dispatcher) -> PageResult {
         let http = &pending.request;
         let request = PageRequest::read(http)?;
         let Some(password) = password::stored(&self.store)? else {
-            let is_local = http.client.is_local();
-            let command = self.config.command("console password", is_local);
-            return Ok(error_pages::no_password(&command));
+            return Ok(self.no_password(http.client.is_local()));
         };
         request.check_origin()?;
-        let browser = request.browser();
-        if browser.is_some_and(|browser| !self.browsers.contains(&browser)) {
+        if request
+            .browser
+            .is_some_and(|browser| !self.browsers.contains(&browser))
+        {
             // If it is known to another gateway, its next request has a lane. On an error it stays
             // unknown: the page itself reports a failing database.
             let _ = self.browsers.refresh(&self.store);
         }
-        let session = match browser {
-            Some(browser) if browsers::is_signed_in(&self.store, &browser, request.now)? => {
+        let is_signed_in = match request.browser {
+            Some(browser) if session::is_signed_in(&self.store, &browser, request.now)? => {
                 // From now on, two of its requests may run at the same time.
                 dispatcher.authenticate(pending, &hex::encode(browser.0), None);
-                Some(browser)
+                true
             }
             _ => {
                 dispatcher.forget(pending);
-                None
+                false
             }
         };
-        match (request.method, request.path, session) {
-            ("GET", "/sign-in", None) => Ok(sign_in::form(self, &request, None)),
-            ("POST", "/sign-in", _) => sign_in::submit(self, &request, &password),
-            ("GET", "/sign-in", Some(_)) => Ok(layout::redirect("/")),
-            (_, _, None) => Ok(sign_in::redirect_to_sign_in(&request)),
-            (_, _, Some(browser)) => {
+        match (request.method, request.path) {
+            ("POST", "/sign-in") => session::sign_in(self, &request, &password),
+            ("GET", "/sign-in") if is_signed_in => Ok(redirect("/")),
+            ("GET", "/sign-in") => Ok(session::sign_in_form(self, &request, None)),
+            _ if !is_signed_in => Ok(session::redirect_to_sign_in(&request)),
+            _ => {
                 let operator = Operator {
                     console: self,
                     request: &request,
-                    browser,
                 };
                 let page = signed_in(&operator);
-                Ok(page.unwrap_or_else(|error| {
-                    error_pages::error(Some(&operator), http.client.peer, &error)
-                }))
+                Ok(page.unwrap_or_else(|error| error.page(Some(&operator), http.client.peer)))
             }
         }
+    }
+
+    /// The only page of a console without a password.
+    fn no_password(&self, is_local: bool) -> Response {
+        let command = self.config.command("console password", is_local);
+        let content = html! {
+            p { "The console opens once it has a password. On the machine that the service runs on, as the user that \
+                 it runs as:" }
+            (copy_box("Command", "command", &command))
+            p.muted { "At least 12 characters; takes effect immediately. Then " a href="/" { "load this page again" } "." }
+        };
+        dialog(None, "Set a password first", &content)
     }
 
     /// The client of a request, as far as its browser is known here.
@@ -154,22 +206,31 @@ impl Console {
         let known = browser.filter(|browser| self.browsers.contains(browser));
         SignInSource::new(client, known)
     }
+
+    /// The gateways that share the database; empty if it is a file.
+    fn shared_gateways(&self) -> Result<Vec<Gateway>, Problem> {
+        if self.config.database.file().is_some() {
+            Ok(Vec::new())
+        } else {
+            self.store.ledger.gateways()
+        }
+    }
 }
 
 fn signed_in(operator: &Operator) -> PageResult {
     let request = operator.request;
     let parts: Vec<&str> = request.path.trim_start_matches('/').split('/').collect();
     match (request.method, parts.as_slice()) {
-        ("GET", [""]) => Ok(layout::redirect("/keys")),
-        ("POST", ["sign-out"]) => sign_in::sign_out(operator),
+        ("GET", [""]) => Ok(redirect("/keys")),
+        ("POST", ["sign-out"]) => session::sign_out(operator),
         ("GET", ["keys"]) => keys::list::page(operator),
         ("POST", ["keys"]) => keys::create(operator),
         ("GET", ["keys", "new"]) => keys::new(operator),
         ("GET", ["keys", id]) => keys::page(operator, id),
         ("POST", ["keys", id]) => keys::change(operator, id),
-        ("GET", ["keys", id, "rotate"]) => keys::confirm_rotate(operator, id),
+        ("GET", ["keys", id, "rotate"]) => keys::confirm_rotation(operator, id),
         ("POST", ["keys", id, "rotate"]) => keys::rotate(operator, id),
-        ("GET", ["keys", id, "revoke"]) => keys::confirm_revoke(operator, id),
+        ("GET", ["keys", id, "revoke"]) => keys::confirm_revocation(operator, id),
         ("POST", ["keys", id, "revoke"]) => keys::revoke(operator, id),
         ("GET", ["usage"]) => usage::page(operator),
         ("GET", ["usage", "totals.csv"]) => export::totals(operator),
@@ -180,14 +241,7 @@ fn signed_in(operator: &Operator) -> PageResult {
         ("GET", ["audit"]) => audit::page(operator),
         ("GET", ["status"]) => status::page(operator),
         ("POST", ["status"]) => status::check_again(operator),
-        (
-            "POST",
-            [
-                "keys" | "usage" | "requests" | "status" | "audit" | "sign-out",
-                ..,
-            ]
-            | [""],
-        ) => Err(PageError::Method),
-        _ => Err(PageError::NotFound),
+        ("POST", _) => Err(PageError::method()),
+        _ => Err(PageError::not_found()),
     }
 }

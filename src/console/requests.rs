@@ -3,8 +3,7 @@
 use maud::{Markup, html};
 
 use super::filters::{self, Asked};
-use super::layout;
-use super::page::{Operator, PageError, PageResult};
+use super::page::{Operator, PageError, PageResult, redirect};
 use crate::http::Response;
 use crate::id::{RequestId, has_shape};
 use crate::ledger::{LedgerRow, Listing};
@@ -29,13 +28,7 @@ pub fn list(operator: &Operator) -> PageResult {
             @if asked.unclear.is_none() { (listed(operator, &asked)?) }
         }
     };
-    Ok(layout::operator_page(
-        operator,
-        200,
-        "/requests",
-        "Requests",
-        &content,
-    ))
+    Ok(operator.page("Requests", &content))
 }
 
 /// The page of the list before an id, or after one. A request's page has its query, so that it leads
@@ -113,7 +106,7 @@ fn id_in(text: &str) -> Option<&str> {
 pub fn find(operator: &Operator) -> PageResult {
     let asked = operator.request.query.get("id");
     if let Some(id) = id_in(asked) {
-        return Ok(layout::redirect(&format!("/requests/{id}")));
+        return Ok(redirect(&format!("/requests/{id}")));
     }
     let text = "A request's id is chatcmpl_ and 32 hexadecimal digits. It is in the answer, as id or request_id, and in \
                 its header x-request-id.";
@@ -144,13 +137,7 @@ pub fn page(operator: &Operator, id: &str) -> PageResult {
             p.muted { "What was asked and answered is kept nowhere. The service’s log has a line with the same id." }
         }
     };
-    Ok(layout::operator_page(
-        operator,
-        200,
-        "/requests",
-        "Request",
-        &content,
-    ))
+    Ok(operator.page("Request", &content))
 }
 
 fn find_form() -> Markup {
@@ -173,7 +160,10 @@ fn missing(operator: &Operator, asked: &str, text: &str) -> Response {
             (find_form())
         }
     };
-    layout::operator_page(operator, 404, "/requests", "No such request", &content)
+    Response {
+        status: 404,
+        ..operator.page("No such request", &content)
+    }
 }
 
 /// A bar with the parts of the request's time.

@@ -6,7 +6,7 @@ use crate::text::percent_encoded;
 
 /// The fields of a query or of a form: `a=b&c=d`, in the WHATWG's encoding.
 #[derive(Clone, Debug, Default)]
-pub struct Form(Vec<(String, String)>);
+pub struct Form(pub Vec<(String, String)>);
 
 impl Form {
     pub fn parse(text: &str) -> Self {

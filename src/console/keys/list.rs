@@ -4,11 +4,8 @@ use std::collections::HashMap;
 
 use maud::{Markup, html};
 
-use crate::console::{
-    filters::{self, folded},
-    layout,
-    page::{Operator, PageError, PageResult},
-};
+use crate::console::filters::{self, folded};
+use crate::console::page::{Operator, PageError, PageResult};
 use crate::database::Problem;
 use crate::keys::{Key, KeyState};
 use crate::ledger::{Filter, Span, Sums};
@@ -20,12 +17,13 @@ use crate::text::grouped;
 use crate::when::{Range, When};
 
 /// The days over which requests are counted: today and the days before it.
-const COUNTED_DAYS: i64 = 30;
+const COUNTED_DAYS: When = When::Days(30);
 
-const LISTS: [(KeyState, &str); 3] = [
-    (KeyState::Active, "Active"),
-    (KeyState::Expired, "Expired"),
-    (KeyState::Revoked, "Revoked"),
+/// The lists, as an address names them.
+const LISTS: [(KeyState, &str, &str); 3] = [
+    (KeyState::Active, "", "Active"),
+    (KeyState::Expired, "expired", "Expired"),
+    (KeyState::Revoked, "revoked", "Revoked"),
 ];
 
 /// The list that a key is in: keys that expire soon are among the active ones.
@@ -47,10 +45,9 @@ pub fn recent_sums(
     filter: Filter,
     now: i64,
 ) -> Result<HashMap<String, Sums>, Problem> {
-    let (zone, days) = (&store.zone, When::Days(COUNTED_DAYS));
     let range = Range {
-        since: days.begin(now, zone).unwrap_or(i64::MIN),
-        until: zone.day(now).until,
+        since: COUNTED_DAYS.begin(now, &store.zone).unwrap_or(i64::MIN),
+        until: store.zone.day(now).until,
     };
     let mut sums: HashMap<String, Sums> = HashMap::new();
     store.ledger.figures(Span::Day, range, filter, |row| {
@@ -60,45 +57,33 @@ pub fn recent_sums(
 }
 
 pub fn page(operator: &Operator) -> PageResult {
-    let Operator {
-        console, request, ..
-    } = *operator;
-    let (keys, query) = (console.store.keys.list()?, query(operator)?);
+    let (store, now) = (&operator.console.store, operator.request.now);
+    let (keys, query) = (store.keys.list()?, query(operator)?);
     let (state, wanted) = (query.state(), query.get("q"));
-    let notice = notice(operator, &keys);
-    let counts = LISTS.map(|(state, _)| {
-        let is_in_list = |key: &&Key| list_state(key, request.now) == state;
-        keys.iter().filter(is_in_list).count()
-    });
-    let [active, ..] = counts;
-    let is_first = keys.is_empty();
-    let mut sums = recent_sums(&console.store, Filter::ALL, request.now)?;
-    let is_listed = |key: &Key| list_state(key, request.now) == state && is_match(key, wanted);
-    let mut listed: Vec<KeyRow> = keys
-        .into_iter()
-        .filter(is_listed)
-        .map(|key| {
-            let sums = sums.remove(&key.id).unwrap_or_default();
-            (key, sums)
-        })
-        .collect();
+    let is_in = |state: KeyState| move |key: &&Key| list_state(key, now) == state;
+    let counts = LISTS.map(|(state, ..)| keys.iter().filter(is_in(state)).count());
+    let mut sums = recent_sums(store, Filter::ALL, now)?;
     // The newest first.
-    listed.reverse();
-    let end = if state == KeyState::Revoked {
-        "revoked"
-    } else {
-        "expires"
+    let listed = keys.iter().rev().filter(is_in(state));
+    let listed: Vec<KeyRow> = listed
+        .filter(|key| is_match(key, wanted))
+        .map(|key| (key.clone(), sums.remove(&key.id).unwrap_or_default()))
+        .collect();
+    let end = match state {
+        KeyState::Revoked => "revoked",
+        _ => "expires",
     };
     let columns = format!("name,permissions,limits,{end},last used,requests,errors,tokens");
+    let (is_first, has_active) = (keys.is_empty(), counts[0] > 0);
     let content = html! {
         main {
             div.head {
                 h1 { "API Keys" }
-                @if active > 0 { a.button.primary href=(query.link("/keys/new", &[])) { "Create key" } }
+                @if has_active { a.button.primary href=(query.link("/keys/new", &[])) { "Create key" } }
             }
-            (notice)
-            @if !is_first { (filters(&query, counts)) }
-            @if active == 0 && state == KeyState::Active {
+            (notice(operator, &keys))
+            @if !is_first { (lists_and_filter(&query, counts)) }
+            @if !has_active && state == KeyState::Active {
                 section.empty {
                     h2 { @if is_first { "No keys yet" } @else { "No active keys" } }
                     p { "Every request to the API carries a key. Create one for each application or person, so \
@@ -112,13 +97,11 @@ pub fn page(operator: &Operator) -> PageResult {
                     a.button href="/keys" { "Show all active keys" }
                 }
             } @else {
-                (rows::keys(&listed, request.now, &query).sorted_html("keys", &columns, ("key", ""), &query, "/keys"))
+                (rows::keys(&listed, now, &query).sorted_html("keys", &columns, ("key", ""), &query, "/keys"))
             }
         }
     };
-    Ok(layout::operator_page(
-        operator, 200, "/keys", "API Keys", &content,
-    ))
+    Ok(operator.page("API Keys", &content))
 }
 
 /// What was done to a key before.
@@ -139,25 +122,28 @@ fn notice(operator: &Operator, keys: &[Key]) -> Markup {
     }
 }
 
-fn filters(query: &Query, counts: [usize; 3]) -> Markup {
-    let chosen = query.state();
-    let mut lists = Vec::new();
-    for ((state, name), count) in LISTS.into_iter().zip(counts) {
-        if count > 0 || state == chosen || state == KeyState::Active {
-            let word = if state == KeyState::Active {
-                ""
-            } else {
-                state.as_str()
-            };
-            let address = query.link("/keys", &[("state", word)]);
-            lists.push((
-                address,
-                format!("{name} ({})", grouped(count as i64)),
+/// Links to the lists that have keys, and the filter.
+fn lists_and_filter(query: &Query, counts: [usize; 3]) -> Markup {
+    let (chosen, wanted) = (query.state(), query.get("q"));
+    let counted = LISTS.into_iter().zip(counts);
+    let lists: Vec<_> = counted
+        .filter(|((state, ..), count)| *count > 0 || [chosen, KeyState::Active].contains(state))
+        .map(|((state, word, name), count)| {
+            let text = format!("{name} ({})", grouped(count as i64));
+            (
+                query.link("/keys", &[("state", word)]),
+                text,
                 state == chosen,
-            ));
-        }
-    }
-    let wanted = query.get("q");
+            )
+        })
+        .collect();
+    let links = lists.iter();
+    let links =
+        links.map(|(address, text, is_chosen)| (address.clone(), text.as_str(), *is_chosen));
+    let set: Vec<String> = match wanted {
+        "" => Vec::new(),
+        _ => vec![wanted.to_owned()],
+    };
     let form = html! {
         form method="get" action="/keys" role="search" {
             (query.form("/keys", &["q"]))
@@ -166,13 +152,9 @@ fn filters(query: &Query, counts: [usize; 3]) -> Markup {
             button type="submit" { "Apply" }
         }
     };
-    let set: Vec<String> = Some(wanted.to_owned())
-        .filter(|text| !text.is_empty())
-        .into_iter()
-        .collect();
     html! {
         div.filters {
-            @if lists.len() > 1 { (choices("State", lists.iter().map(|(address, name, is_chosen)| (address.clone(), name.as_str(), *is_chosen)))) }
+            @if lists.len() > 1 { (choices("State", links)) }
             (folded(&set, &form))
         }
     }

@@ -5,15 +5,15 @@ pub mod list;
 
 use maud::{Markup, html};
 
-use self::form::{KeyForm, WrongField};
+use self::form::WrongField;
 use self::list::{query, recent_sums};
-use super::layout::{self, copy_box};
-use super::page::{Operator, PageError, PageResult};
+use super::page::{Operator, PageError, PageResult, copy_box, dialog, redirect};
 use crate::checks::is_local;
-use crate::http::Request;
+use crate::http::Response;
 use crate::keys::{Key, KeyChanged, KeyState, Permission};
 use crate::ledger::{Filter, Sums};
-use crate::report::format::{self, or_never};
+use crate::report::form::Form;
+use crate::report::format::{minute, or_never};
 use crate::report::rows::{budget_bar, expiry_badge};
 use crate::secret::{SecretDigest, new_secret, secret_hex};
 use crate::text::{count, grouped};
@@ -23,76 +23,46 @@ use crate::when::{HOUR, Zone};
 const ONCE_BYTES: usize = 16;
 
 pub fn new(operator: &Operator) -> PageResult {
-    let wanted = KeyForm::new(operator.request.now);
-    form(operator, &wanted, None)
+    new_key(operator, &form::of_new_key(), None)
 }
 
-fn form(operator: &Operator, wanted: &KeyForm, wrong: Option<&WrongField>) -> PageResult {
+fn new_key(operator: &Operator, wanted: &Form, wrong: Option<&WrongField>) -> PageResult {
     let content = html! {
-        main.narrow {
-            h1 { "Create an API key" }
-            @if let Some((_, message)) = wrong { p.alert role="alert" { (message) } }
-            form method="post" action="/keys" {
-                input type="hidden" name="once" value=(secret_hex::<ONCE_BYTES>());
-                (wanted.fields(None, wrong, &operator.console.store.zone))
-                div.buttons {
-                    button.primary type="submit" { "Create key" }
-                    a.button href=(query(operator)?.link("/keys", &[])) { "Cancel" }
-                }
+        @if let Some((_, message)) = wrong { p.alert role="alert" { (message) } }
+        form method="post" action="/keys" {
+            input type="hidden" name="once" value=(secret_hex::<ONCE_BYTES>());
+            (form::fields(wanted, None, wrong, &operator.console.store.zone))
+            div.buttons {
+                button.primary type="submit" { "Create key" }
+                a.button href=(query(operator)?.link("/keys", &[])) { "Cancel" }
             }
         }
     };
+    let page = dialog(Some(operator), "Create an API key", &content);
+    Ok(checked(page, wrong))
+}
+
+/// A page with a form, of which a field may be wrong.
+fn checked(page: Response, wrong: Option<&WrongField>) -> Response {
     let status = if wrong.is_some() { 400 } else { 200 };
-    Ok(layout::operator_page(
-        operator,
-        status,
-        "/keys",
-        "Create an API key",
-        &content,
-    ))
+    Response { status, ..page }
 }
 
 pub fn create(operator: &Operator) -> PageResult {
-    let request = operator.request;
-    let wanted = KeyForm::read(&request.form, request.now);
-    let store = &operator.console.store;
-    let (name, terms) = match wanted.check(None, request.now, &store.zone) {
+    let (request, store) = (operator.request, &operator.console.store);
+    let wanted = &request.form;
+    let (name, terms) = match form::check(wanted, None, request.now, &store.zone) {
         Ok(checked) => checked,
-        Err(wrong) => return form(operator, &wanted, Some(&wrong)),
+        Err(wrong) => return new_key(operator, wanted, Some(&wrong)),
     };
-    let secret = new_secret();
-    let id = id_for(request.form.get("once")).ok_or(PageError::IncompleteForm)?;
-    if !store
-        .keys
-        .add(&id, &secret, &name, &terms, &request.actor())?
-    {
-        return Ok(layout::redirect(&format!("/keys?made={id}")));
+    let id = id_for(wanted.get("once")).ok_or_else(PageError::incomplete_form)?;
+    let (secret, by) = (new_secret(), request.actor());
+    if !store.keys.add(&id, &secret, &name, &terms, &by)? {
+        return Ok(redirect(&format!("/keys?made={id}")));
     }
     log::info!("console: {id} was created");
-    let content = html! {
-        main.narrow {
-            h1 { "Your new key" }
-            p { strong.text { (wanted.name) } " · " code { (id) } }
-            (only_time(&secret))
-            (example(operator, &wanted.permissions, &secret))
-            p { a.button.primary href="/keys" { "Done" } }
-        }
-    };
-    Ok(layout::operator_page(
-        operator,
-        200,
-        "/keys",
-        "Your new key",
-        &content,
-    ))
-}
-
-/// The secret of a key, on the only page that ever has it.
-fn only_time(secret: &str) -> Markup {
-    html! {
-        p.notice role="status" { strong { "Copy it now." } " Not stored, so it can’t be displayed again." }
-        (copy_box("The key", "secret", secret))
-    }
+    let example = example(operator, &terms.permissions, &secret);
+    new_secret_page(operator, (&id, name.as_str()), &secret, &example)
 }
 
 /// The id of the key that a form creates. It is derived from the form's random number, so the
@@ -102,71 +72,82 @@ fn id_for(once: &str) -> Option<String> {
     is_ours.then(|| format!("key_{}", hex::encode(&SecretDigest::of(once).0[..8])))
 }
 
+/// The only page that ever has a secret. It ends with `more`.
+fn new_secret_page(
+    operator: &Operator,
+    (id, name): (&str, &str),
+    secret: &str,
+    more: &Markup,
+) -> PageResult {
+    let content = html! {
+        p { strong.text { (name) } " · " code { (id) } }
+        p.notice role="status" { strong { "Copy it now." } " Not stored, so it can’t be displayed again." }
+        (copy_box("The key", "secret", secret))
+        (more)
+        p { a.button.primary href=(query(operator)?.link("/keys", &[])) { "Done" } }
+    };
+    Ok(dialog(Some(operator), "The new key", &content))
+}
+
 /// The address, the model and a first request for a new key.
 fn example(operator: &Operator, permissions: &[Permission], secret: &str) -> Markup {
-    let Request { head, client, .. } = operator.request.http;
-    let authority = head.authority();
-    let port = authority
-        .rfind(':')
-        .filter(|at| !authority[*at..].contains(']'))
-        .map_or("", |at| &authority[at..]);
-    let (scheme, https_port) = if client.secure {
-        ("https", port)
-    } else {
-        ("http", "")
-    };
-    if permissions.contains(&Permission::Completions) {
-        let hosts = &operator.console.config.api_hosts;
-        let host = hosts.first().map_or("localhost", String::as_str);
-        // Over a network a key is sent by HTTPS only, also if the operator uses HTTP here.
-        let (scheme, port) = if is_local(host) {
-            (scheme, port)
-        } else {
-            ("https", https_port)
-        };
-        let host = if host.contains(':') {
-            format!("[{host}]")
-        } else {
-            host.to_owned()
-        };
-        let command = format!(
-            "curl {scheme}://{host}{port}/v1/chat/completions \\\n  -H 'Authorization: Bearer {secret}' \\\n  \
-             -H 'Content-Type: application/json' \\\n  -d '{{\"model\": \"adriaticum\", \"messages\": [{{\"role\": \
-             \"user\", \"content\": \"Say hello.\"}}]}}'"
-        );
-        return html! {
-            (copy_box("Base URL", "base", &format!("{scheme}://{host}{port}/v1")))
-            (copy_box("Model", "model", "adriaticum"))
-            (copy_box("A first request", "curl", &command))
-        };
+    let request = operator.request;
+    let authority = request.http.head.authority();
+    let authorization = format!("-H 'Authorization: Bearer {secret}'");
+    if !permissions.contains(&Permission::Completions) {
+        let scheme = request.scheme();
+        let command = format!("curl {scheme}://{authority}/metrics {authorization}");
+        return copy_box("The metrics", "curl", &command);
     }
-    let command =
-        format!("curl {scheme}://{authority}/metrics -H 'Authorization: Bearer {secret}'");
-    copy_box("The metrics", "curl", &command)
+    let hosts = &operator.console.config.api_hosts;
+    let host = hosts.first().map_or("localhost", String::as_str);
+    // Over a network a key is sent by HTTPS only, also if the operator uses HTTP here.
+    let scheme = if is_local(host) {
+        request.scheme()
+    } else {
+        "https"
+    };
+    let authority = authority.parse().ok();
+    let port = authority
+        .filter(|_| scheme == request.scheme())
+        .and_then(|own: ::http::uri::Authority| own.port_u16())
+        .map_or(String::new(), |port| format!(":{port}"));
+    let host = if host.contains(':') {
+        format!("[{host}]")
+    } else {
+        host.to_owned()
+    };
+    let base = format!("{scheme}://{host}{port}/v1");
+    let command = format!(
+        "curl {base}/chat/completions \\\n  {authorization} \\\n  -H 'Content-Type: application/json' \\\n  \
+         -d '{{\"model\": \"adriaticum\", \"messages\": [{{\"role\": \"user\", \"content\": \"Say hello.\"}}]}}'"
+    );
+    html! {
+        (copy_box("Base URL", "base", &base))
+        (copy_box("Model", "model", "adriaticum"))
+        (copy_box("A first request", "curl", &command))
+    }
 }
 
 fn find(operator: &Operator, id: &str) -> Result<Key, PageError> {
     let key = operator.console.store.keys.get(id)?;
-    key.ok_or(PageError::NotFound)
+    key.ok_or_else(PageError::not_found)
 }
 
 pub fn page(operator: &Operator, id: &str) -> PageResult {
     let key = find(operator, id)?;
-    let present = KeyForm::from_key(&key, operator.request.now);
-    key_page(operator, &key, &present, None)
+    key_page(operator, &key, &form::of_key(&key), None)
 }
 
 /// Changes a key as the form says: the last change wins, and the audit has all of them.
 pub fn change(operator: &Operator, id: &str) -> PageResult {
-    let request = operator.request;
-    let key = find(operator, id)?;
-    let wanted = KeyForm::read(&request.form, request.now);
-    let not_saved = |wrong| key_page(operator, &key, &wanted, Some(&wrong));
+    let (request, store) = (operator.request, &operator.console.store);
+    let (key, wanted) = (find(operator, id)?, &request.form);
+    let not_saved = |wrong| key_page(operator, &key, wanted, Some(&wrong));
     if key.revoked.is_some() {
         return not_saved(("", "The key is revoked.".into()));
     }
-    let store = &operator.console.store;
-    let (name, terms) = match wanted.check(key.terms.expires, request.now, &store.zone) {
+    let (name, terms) = match form::check(wanted, key.terms.expires, request.now, &store.zone) {
         Ok(checked) => checked,
         Err(wrong) => return not_saved(wrong),
     };
@@ -174,43 +155,43 @@ pub fn change(operator: &Operator, id: &str) -> PageResult {
         key.name = name.as_str().to_owned();
         key.terms = terms.clone();
     };
-    match store.keys.change(id, edit, &request.actor())? {
-        KeyChanged::Done => {
-            log::info!("console: {id} was changed");
-            Ok(layout::redirect(
-                &query(operator)?.link("/keys", &[("changed", id)]),
-            ))
-        }
-        KeyChanged::NoSuchKey | KeyChanged::Meanwhile(_) => Err(PageError::NotFound),
+    let changed = store.keys.change(id, edit, &request.actor())?;
+    done(operator, changed, id, "changed")
+}
+
+/// Leads to the list, which says what was done.
+fn done(operator: &Operator, changed: KeyChanged, id: &str, what: &'static str) -> PageResult {
+    if !matches!(changed, KeyChanged::Done) {
+        return Err(PageError::not_found());
     }
+    log::info!("console: {id} was {what}");
+    Ok(redirect(&query(operator)?.link("/keys", &[(what, id)])))
 }
 
 /// Everything about a key, and the form that changes it. A revoked key has no form.
 fn key_page(
     operator: &Operator,
     key: &Key,
-    wanted: &KeyForm,
+    wanted: &Form,
     wrong: Option<&WrongField>,
 ) -> PageResult {
-    let Operator {
-        console, request, ..
-    } = *operator;
-    let filter = Filter::of_key(&key.id);
-    let sums = recent_sums(&console.store, filter, request.now)?
-        .remove(&key.id)
-        .unwrap_or_default();
-    let list = query(operator)?;
+    let (now, store, list) = (
+        operator.request.now,
+        &operator.console.store,
+        query(operator)?,
+    );
+    let mut sums = recent_sums(store, Filter::of_key(&key.id), now)?;
+    let sums = sums.remove(&key.id).unwrap_or_default();
     let below = |page: &str| list.link(&format!("/keys/{}{page}", key.id), &[]);
-    let status = if wrong.is_some() { 400 } else { 200 };
     let content = html! {
         main.narrow {
             p.crumbs { a href=(list.link("/keys", &[])) { "Back to API keys" } }
             h1.text { (key.name) }
             @if let Some((_, message)) = wrong { p.alert role="alert" { (message) " Nothing was changed." } }
-            (facts(key, &sums, wrong.is_some() || key.revoked.is_some(), request.now, &console.store.zone))
+            (facts(key, &sums, now, &store.zone))
             @if key.revoked.is_none() {
                 form method="post" action=(below("")) {
-                    (wanted.fields(key.terms.expires, wrong, &console.store.zone))
+                    (form::fields(wanted, key.terms.expires, wrong, &store.zone))
                     div.buttons {
                         button.primary type="submit" { "Save changes" }
                         a.button href=(list.link("/keys", &[])) { "Cancel" }
@@ -221,46 +202,69 @@ fn key_page(
             }
         }
     };
-    Ok(layout::operator_page(
-        operator, status, "/keys", &key.name, &content,
-    ))
+    Ok(checked(operator.page(&key.name, &content), wrong))
 }
 
-/// The facts about a key; with its terms, if the form has others or there is none.
-fn facts(key: &Key, sums: &Sums, with_terms: bool, now: i64, zone: &Zone) -> Markup {
+/// The facts about a key, with its terms if it is revoked: otherwise the form has them.
+fn facts(key: &Key, sums: &Sums, now: i64, zone: &Zone) -> Markup {
     let terms = &key.terms;
-    let time = |time| or_never(time, |time| format::minute(time, zone));
+    let time = |time| or_never(time, |time| minute(time, zone));
+    let filter = format!("range=30d&key={}", key.id);
     html! {
         dl.facts {
             dt { "Key" } dd { code { (key.hint) } }
             @if let Some(old) = &key.overlap {
-                dt { "Replaced key" } dd { code { (old.hint) } ", accepted until " (format::minute(old.ends, zone)) }
+                dt { "Replaced key" } dd { code { (old.hint) } ", accepted until " (minute(old.ends, zone)) }
             }
             dt { "Id" } dd { code { (key.id) } }
-            dt { "Created" } dd { (format::minute(key.created, zone)) }
-            @if key.revoked.is_some() { dt { "Revoked" } dd { (time(key.revoked)) } }
-            @if with_terms { dt { "Permissions" } dd { (Permission::join(&terms.permissions).replace(',', ", ")) } }
-            @if with_terms || key.state(now) != KeyState::Active { dt { "Expires" } dd { (time(terms.expires)) (expiry_badge(key, now)) } }
-            @if with_terms {
+            dt { "Created" } dd { (minute(key.created, zone)) }
+            @if key.revoked.is_some() {
+                dt { "Revoked" } dd { (time(key.revoked)) }
+                dt { "Permissions" } dd { (Permission::join(&terms.permissions).replace(',', ", ")) }
                 dt { "Concurrent requests" } dd { @match terms.concurrent { Some(number) => (number), None => "any number" } }
             }
+            @if key.state(now) != KeyState::Active { dt { "Expires" } dd { (time(terms.expires)) (expiry_badge(key, now)) } }
             @if let Some(budget) = &terms.budget {
                 dt { "Budget" }
                 dd {
                     (budget_bar(budget)) br;
-                    span.muted { (grouped(budget.used)) " used, renewed at " (format::minute(budget.per.containing(now, zone).until, zone)) " " (zone.name()) }
+                    span.muted { (grouped(budget.used)) " used, renewed at " (minute(budget.per.containing(now, zone).until, zone)) " " (zone.name()) }
                 }
             }
             dt { "Last used" } dd { (time(key.last_used)) }
             dt { "Last 30 days" }
             dd {
-                @let filter = format!("range=30d&key={}", key.id);
                 a href=(format!("/requests?{filter}")) { (count(sums.requests, "request")) } ", "
                 a href=(format!("/requests?{filter}&outcome=failed")) { (count(sums.errors, "error")) } ", "
                 a href=(format!("/usage?{filter}")) { (count(sums.total_tokens, "token")) }
             }
         }
     }
+}
+
+/// Asks before a change. A revoked key is not changed any more: its page says so.
+fn confirm(
+    operator: &Operator,
+    id: &str,
+    (verb, class): (&str, &str),
+    question: impl Fn(&Key, &Zone) -> Markup,
+) -> PageResult {
+    let (key, zone) = (find(operator, id)?, &operator.console.store.zone);
+    let back = query(operator)?.link(&format!("/keys/{id}"), &[]);
+    if key.revoked.is_some() {
+        return Ok(redirect(&back));
+    }
+    let content = html! {
+        form method="post" {
+            (question(&key, zone))
+            div.buttons {
+                button class=(class) type="submit" { (verb) " key" }
+                a.button href=(back) { "Cancel" }
+            }
+        }
+    };
+    let title = format!("{verb} {}?", key.name);
+    Ok(dialog(Some(operator), &title, &content))
 }
 
 /// The times after which the former secret of a rotated key ends, in hours.
@@ -272,126 +276,65 @@ const OVERLAPS: [(i64, &str); 5] = [
     (30 * 24, "in 30 days"),
 ];
 
-pub fn confirm_rotate(operator: &Operator, id: &str) -> PageResult {
-    let back = query(operator)?.link(&format!("/keys/{id}"), &[]);
-    let (key, zone) = (find(operator, id)?, &operator.console.store.zone);
-    if key.revoked.is_some() {
-        return Ok(layout::redirect(&back));
-    }
-    let content = html! {
-        main.narrow {
-            h1 { "Rotate " span.text { (key.name) } "?" }
+pub fn confirm_rotation(operator: &Operator, id: &str) -> PageResult {
+    confirm(operator, id, ("Rotate", "primary"), |key, zone| {
+        html! {
             p { "It gets a new secret. Its name, limits, budget and usage stay." }
-            form method="post" {
-                @if let Some(old) = &key.overlap {
-                    p {
-                        "It was rotated before, and " code { (old.hint) } " is accepted until " (format::minute(old.ends, zone)) " " (zone.name())
-                        ". Another rotation ends that one and " code { (key.hint) } " at once."
-                    }
-                    input type="hidden" name="ends" value="0";
-                } @else {
-                    label for="ends" { "The present key " code { (key.hint) } " ends" }
-                    select #ends name="ends" {
-                        @for (hours, text) in OVERLAPS { option value=(hours) { (text) } }
-                    }
+            @if let Some(old) = &key.overlap {
+                p {
+                    "It was rotated before, and " code { (old.hint) } " is accepted until " (minute(old.ends, zone)) " " (zone.name())
+                    ". Another rotation ends that one and " code { (key.hint) } " at once."
                 }
-                div.buttons {
-                    button.primary type="submit" { "Rotate key" }
-                    a.button href=(back) { "Cancel" }
+                input type="hidden" name="ends" value="0";
+            } @else {
+                label for="ends" { "The present key " code { (key.hint) } " ends" }
+                select #ends name="ends" {
+                    @for (hours, text) in OVERLAPS { option value=(hours) { (text) } }
                 }
             }
         }
-    };
-    Ok(layout::operator_page(
-        operator,
-        200,
-        "/keys",
-        "Rotate a key",
-        &content,
-    ))
+    })
 }
 
 pub fn rotate(operator: &Operator, id: &str) -> PageResult {
     let (request, store) = (operator.request, &operator.console.store);
     let ends = request.form.get("ends");
     let overlap = OVERLAPS.iter().find(|(hours, _)| hours.to_string() == ends);
-    let (hours, ends) = overlap.ok_or(PageError::IncompleteForm)?;
+    let (hours, ends) = overlap.ok_or_else(PageError::incomplete_form)?;
     let (secret, overlap) = (new_secret(), Some(hours * HOUR).filter(|time| *time > 0));
-    let former = find(operator, id)?;
-    match store
-        .keys
-        .rotate(id, &secret, overlap, request.now, &request.actor())?
-    {
+    let (former, by) = (find(operator, id)?, request.actor());
+    let rotated = store.keys.rotate(id, &secret, overlap, request.now, &by)?;
+    match rotated {
         KeyChanged::Done => {}
-        KeyChanged::NoSuchKey => return Err(PageError::NotFound),
+        KeyChanged::NoSuchKey => return Err(PageError::not_found()),
         // It was revoked or rotated since: the page says so.
         KeyChanged::Meanwhile(_) => {
-            return Ok(layout::redirect(
-                &query(operator)?.link(&format!("/keys/{id}/rotate"), &[]),
-            ));
+            let page = format!("/keys/{id}/rotate");
+            return Ok(redirect(&query(operator)?.link(&page, &[])));
         }
     }
     log::info!("console: {id} was rotated");
-    let content = html! {
-        main.narrow {
-            h1 { "The new secret" }
-            p { strong.text { (former.name) } " · " code { (id) } }
-            (only_time(&secret))
-            p { "The former one, " code { (former.hint) } ", ends " (ends) "." }
-            p { a.button.primary href=(query(operator)?.link(&format!("/keys/{id}"), &[])) { "Done" } }
-        }
-    };
-    Ok(layout::operator_page(
-        operator,
-        200,
-        "/keys",
-        "The new secret",
-        &content,
-    ))
+    let former_end = html! { p { "The former one, " code { (former.hint) } ", ends " (ends) "." } };
+    new_secret_page(operator, (id, &former.name), &secret, &former_end)
 }
 
-pub fn confirm_revoke(operator: &Operator, id: &str) -> PageResult {
-    let back = query(operator)?.link(&format!("/keys/{id}"), &[]);
-    let (key, zone) = (find(operator, id)?, &operator.console.store.zone);
-    if key.revoked.is_some() {
-        // The browser went back after the revocation: the key's page has its time.
-        return Ok(layout::redirect(&back));
-    }
-    let content = html! {
-        main.narrow {
-            h1 { "Revoke " span.text { (key.name) } "?" }
+pub fn confirm_revocation(operator: &Operator, id: &str) -> PageResult {
+    confirm(operator, id, ("Revoke", "danger"), |key, zone| {
+        html! {
             p { "Every request with the key " code { (key.hint) } " will be refused, from the \
                  next one on. " strong { "This can’t be undone." } }
             p {
                 @match key.last_used {
-                    Some(time) => { "It was last used at " (format::minute(time, zone)) " " (zone.name()) ". Its requests stay in the ledger." },
+                    Some(time) => { "It was last used at " (minute(time, zone)) " " (zone.name()) ". Its requests stay in the ledger." },
                     None => "It was never used.",
                 }
             }
-            form.buttons method="post" {
-                button.danger type="submit" { "Revoke key" }
-                a.button href=(back) { "Keep it" }
-            }
         }
-    };
-    Ok(layout::operator_page(
-        operator,
-        200,
-        "/keys",
-        "Revoke a key",
-        &content,
-    ))
+    })
 }
 
 pub fn revoke(operator: &Operator, id: &str) -> PageResult {
-    let request = operator.request;
-    let keys = &operator.console.store.keys;
-    let revoked = keys.revoke(id, request.now, &request.actor())?;
-    if matches!(revoked, KeyChanged::NoSuchKey) {
-        return Err(PageError::NotFound);
-    }
-    log::info!("console: {id} was revoked");
-    Ok(layout::redirect(
-        &query(operator)?.link("/keys", &[("revoked", id)]),
-    ))
+    let (request, store) = (operator.request, &operator.console.store);
+    let revoked = store.keys.revoke(id, request.now, &request.actor())?;
+    done(operator, revoked, id, "revoked")
 }

@@ -10,9 +10,8 @@ use std::time::Duration;
 use maud::{Markup, html};
 
 use self::verdict::PartState;
-use super::layout;
-use super::page::{Operator, PageResult};
-use super::state::Console;
+use super::Console;
+use super::page::{Operator, PageResult, redirect};
 use crate::checks::Verdict;
 use crate::config::GroundingMode;
 use crate::database::Problem;
@@ -52,7 +51,7 @@ pub fn page(operator: &Operator) -> PageResult {
             (facts(console))
         }
     };
-    let response = layout::operator_page(operator, 200, "/status", "Status", &content);
+    let response = operator.page("Status", &content);
     // The page reloads without a script until the checks are done.
     Ok(if is_running {
         response.with("refresh", "1; url=/status")
@@ -66,7 +65,7 @@ pub fn check_again(operator: &Operator) -> PageResult {
     console
         .checks
         .start(&console.config, &console.store, Duration::ZERO);
-    Ok(layout::redirect("/status"))
+    Ok(redirect("/status"))
 }
 
 fn lead(parts: &[PartState], checked: Option<i64>, is_running: bool, zone: &Zone) -> Markup {

@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::check_runner::CheckRun;
 use crate::checks::{self, Finding, Verdict};
 use crate::config::GroundingMode;
-use crate::console::state::Console;
+use crate::console::Console;
 use crate::runtime::RuntimeStatus;
 use crate::text::count;
 use crate::when;

@@ -9,7 +9,6 @@ use maud::{Markup, html};
 use self::chart::{Chart, Series};
 use self::report::{ResultKind, UsageReport, percentile};
 use super::filters::{self, Asked};
-use super::layout;
 use super::page::{Operator, PageResult};
 use crate::keys::Key;
 use crate::report::format::{self, figure, rate};
@@ -46,9 +45,7 @@ pub fn page(operator: &Operator) -> PageResult {
             }
         }
     };
-    Ok(layout::operator_page(
-        operator, 200, "/usage", "Usage", &content,
-    ))
+    Ok(operator.page("Usage", &content))
 }
 
 fn overview(asked: &Asked, report: &UsageReport, now: i64) -> Markup {

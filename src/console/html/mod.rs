@@ -1,3 +1,0 @@
-//! The files that a browser loads.
-
-pub mod assets;
