@@ -228,6 +228,21 @@ impl<'a, R> Table<'a, R> {
         cards(class, &self.named(names), &[], &rows)
     }
 
+    /// What is known about the first row. Leaves out what is empty.
+    pub fn facts_html(&self, names: &str) -> Markup {
+        let facts = |row| {
+            let columns = self.named(names).into_iter();
+            columns.map(move |column| (column, (column.cell)(row).markup()))
+        };
+        html! {
+            dl.facts {
+                @for (column, cell) in self.rows.iter().take(1).flat_map(facts) {
+                    @if !matches!(cell.0.as_str(), "" | "-") { dt { (column.heading) } dd { (cell) } }
+                }
+            }
+        }
+    }
+
     /// A page of the table in the order that a query asks for, `default` if it asks for none, with
     /// links to sort it and to its other pages. `noun` is what a row is.
     pub fn sorted_html(

@@ -204,7 +204,9 @@ const flows = {
     assert.equal(await page.evaluate(() => document.activeElement.id), "concurrent");
     await page.getByLabel("Concurrent requests").fill("");
     await page.getByLabel("Name", { exact: true }).fill("<b>first</b> \"key\"");
-    await page.getByLabel("Expires", { exact: true }).selectOption({ label: "In 90 days" });
+    const expires = page.getByLabel("Expires", { exact: true });
+    assert.equal(await page.locator("#terms option").filter({ hasText: "In 90 days" }).count(), 1);
+    await expires.fill("2126-01-01");
     await page.getByRole("button", { name: "Create key" }).click();
     const secret = await page.locator("#secret").textContent();
     assert.match(secret, /^adr_[0-9a-f]{48}$/);
@@ -225,7 +227,7 @@ const flows = {
     await check(page, "flow-saved");
     await page.getByRole("cell", { name: "7 concurrent" }).waitFor();
     await page.getByRole("link", { name: `second ${width}` }).click();
-    assert.match(await page.getByLabel("Expires", { exact: true }).locator("option:checked").textContent(), /\(unchanged\)$/);
+    assert.equal(await expires.inputValue(), "2126-01-01");
     await page.getByRole("link", { name: "Revoke key" }).click();
     await page.getByText("This can’t be undone").waitFor();
     assert.equal((await complete(secret)).status, 200);
@@ -234,7 +236,7 @@ const flows = {
     await page.getByRole("button", { name: "Revoke key" }).click();
     await page.getByRole("link", { name: /^Revoked/ }).click();
     await page.getByRole("link", { name: `second ${width}` }).click();
-    await page.getByText("Concurrent requests").waitFor();
+    await page.getByText("7 concurrent").waitFor();
     assert.equal(await page.getByRole("button", { name: "Save changes" }).count(), 0);
     await check(page, "flow-revoked");
     assert.equal((await complete(secret)).status, 401);
@@ -671,8 +673,7 @@ const flows = {
     const page = await open("empty", { javaScriptEnabled: false });
     await signIn(page, "/keys/new");
     await page.getByLabel("Name", { exact: true }).fill("without a script");
-    await page.getByLabel("Expires", { exact: true }).selectOption("date");
-    await page.getByLabel("Date").fill("2126-01-01");
+    await page.getByLabel("Expires", { exact: true }).fill("2126-01-01");
     await page.getByRole("button", { name: "Create key" }).click();
     assert.match(await page.locator("#secret").textContent(), /^adr_/);
     await page.goto(page.base + "/usage");

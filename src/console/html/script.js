@@ -77,15 +77,6 @@ for (const plot of document.querySelectorAll(".plot")) {
   addEventListener("pointerdown", (event) => plot.contains(event.target) || hide());
 }
 
-// The field for a date is visible if one is wanted.
-const expires = document.getElementById("expires");
-if (expires) {
-  const date = document.querySelector(".date");
-  const show = () => (date.hidden = expires.value !== "date");
-  expires.addEventListener("change", show);
-  show();
-}
-
 // A second click would show the list of keys in place of the new secret.
 const create = document.querySelector("form[action='/keys'] button[type=submit]");
 if (create) {

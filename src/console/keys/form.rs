@@ -8,17 +8,13 @@ use crate::keys::{
 use crate::report::form::Form;
 use crate::when::{self, When, Zone};
 
-const EXPIRIES: [(&str, &str); 6] = [
-    ("", "Never"),
-    ("7d", "In 7 days"),
-    ("30d", "In 30 days"),
-    ("90d", "In 90 days"),
-    ("365d", "In a year"),
-    ("date", "On a date"),
+/// The terms that the field for the expiry suggests: days, and a text.
+const TERMS: [(i64, &str); 4] = [
+    (7, "In 7 days"),
+    (30, "In 30 days"),
+    (90, "In 90 days"),
+    (365, "In a year"),
 ];
-
-/// The value that keeps the key's expiry.
-const KEEP: &str = "keep";
 
 /// The name of a field with a wrong value, and the message about it.
 pub type WrongField = (&'static str, String);
@@ -31,12 +27,12 @@ pub fn of_new_key() -> Form {
 }
 
 /// The form of a key as it is.
-pub fn of_key(key: &Key) -> Form {
+pub fn of_key(key: &Key, zone: &Zone) -> Form {
     let terms = &key.terms;
     let mut fields = vec![("name", key.name.clone())];
     let permissions = terms.permissions.iter();
     fields.extend(permissions.map(|permission| ("permission", permission.as_str().into())));
-    fields.extend(terms.expires.map(|_| ("expires", KEEP.into())));
+    fields.extend(terms.expires.map(|time| ("expires", last_day(time, zone))));
     fields.extend(
         terms
             .concurrent
@@ -80,9 +76,11 @@ pub fn check(
     if permissions.is_empty() {
         return Err(("permission", "Choose at least one permission.".into()));
     }
-    let expires = match field("expires") {
-        KEEP => present,
-        choice => expiry(choice, field("date"), now, zone)?,
+    let expires = match (field("expires"), present) {
+        ("", _) => None,
+        // It is kept to the second.
+        (day, Some(time)) if day == last_day(time, zone) => present,
+        (day, _) => Some(expiry(day, now, zone).map_err(|message| ("expires", message))?),
     };
     let concurrent = match field("concurrent") {
         "" => None,
@@ -110,21 +108,19 @@ pub fn check(
     Ok((name, terms))
 }
 
-fn expiry(choice: &str, date: &str, now: i64, zone: &Zone) -> Result<Option<i64>, WrongField> {
-    let (field, message, when) = match (choice, When::parse(date)) {
-        ("", _) => return Ok(None),
-        ("date", when) => {
-            let date = when.filter(|when| matches!(when, When::Date(_)));
-            ("date", "Give the date as YYYY-MM-DD.", date)
-        }
-        (term, _) => ("expires", "Choose when it expires.", When::parse(term)),
-    };
-    let time = when.ok_or(message.to_owned());
-    match time.and_then(|when| when.expiry(now, zone)) {
-        Ok(expires) if expires <= now => Err((field, "The date lies in the past.".into())),
-        Ok(expires) => Ok(Some(expires)),
-        Err(message) => Err((field, message)),
+/// The day on which a key that expires at a time is accepted for the last time.
+fn last_day(expires: i64, zone: &Zone) -> String {
+    zone.date(expires - 1).to_string()
+}
+
+/// The end of a day, which is a date; or any time that the commands take.
+fn expiry(day: &str, now: i64, zone: &Zone) -> Result<i64, String> {
+    let when = When::parse(day).ok_or("Give the date as YYYY-MM-DD, or leave it empty.")?;
+    let expires = when.expiry(now, zone)?;
+    if expires <= now {
+        return Err("The date lies in the past.".into());
     }
+    Ok(expires)
 }
 
 /// The fields as HTML, of which one may be marked as wrong. That one has the focus.
@@ -136,7 +132,9 @@ pub fn fields(
 ) -> Markup {
     let invalid = |field: &str| wrong.filter(|(name, _)| *name == field).map(|_| "true");
     let has_focus = |field: &str| field == wrong.map_or("name", |(name, _)| name);
-    let (chosen, permissions) = (form.get("expires"), permissions(form));
+    let (now, permissions) = (when::now(), permissions(form));
+    // The date of an expired key is kept, too.
+    let first_day = present.is_none().then(|| zone.date(now));
     let text = |name: &str, most: &str| {
         let is_number = name != "name";
         html! {
@@ -146,6 +144,7 @@ pub fn fields(
         }
     };
     html! {
+        @if let Some((_, message)) = wrong { p.alert role="alert" { (message) " Nothing was changed." } }
         label for="name" { "Name" }
         (text("name", "64"))
         p.help #name-help { "What uses it, so that you recognize it: “billing service”, “Ana’s laptop”." }
@@ -160,17 +159,14 @@ pub fn fields(
             }
         }
         label for="expires" { "Expires" }
-        select #expires name="expires" autofocus[has_focus("expires")] aria-invalid=[invalid("expires")] {
-            @if let Some(time) = present {
-                option value=(KEEP) selected[chosen == KEEP] { (zone.format_local(time)) " (unchanged)" }
+        input #expires type="date" name="expires" value=(form.get("expires")) list="terms" min=[first_day]
+            autofocus[has_focus("expires")] aria-describedby="expires-help" aria-invalid=[invalid("expires")];
+        datalist #terms {
+            @for (days, text) in TERMS {
+                @if let Ok(time) = When::Days(days).expiry(now, zone) { option value=(zone.date(time)) { (text) } }
             }
-            @for (value, text) in EXPIRIES { option value=(value) selected[chosen == value] { (text) } }
         }
-        div.date {
-            label for="date" { "Date, if it expires on one" }
-            input #date type="date" name="date" value=(form.get("date")) min=(zone.date(when::now()))
-                autofocus[has_focus("date")] aria-invalid=[invalid("date")];
-        }
+        p.help #expires-help { "The last day on which it is accepted. Empty: it never expires." }
         label for="concurrent" { "Concurrent requests" }
         (text("concurrent", "16"))
         p.help #concurrent-help { "The limit of each gateway; more requests wait for their turn. Empty: any number." }

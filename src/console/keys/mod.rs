@@ -10,13 +10,12 @@ use self::list::{query, recent_sums};
 use super::page::{Operator, PageError, PageResult, copy_box, dialog, redirect};
 use crate::checks::is_local;
 use crate::http::Response;
-use crate::keys::{Key, KeyChanged, KeyState, Permission};
-use crate::ledger::{Filter, Sums};
+use crate::keys::{Key, KeyChanged, Permission};
+use crate::ledger::Filter;
 use crate::report::form::Form;
-use crate::report::format::{minute, or_never};
-use crate::report::rows::{budget_bar, expiry_badge};
+use crate::report::format::minute;
+use crate::report::rows;
 use crate::secret::{SecretDigest, new_secret, secret_hex};
-use crate::text::{count, grouped};
 use crate::when::{HOUR, Zone};
 
 /// The number of random bytes that identify a form for a new key.
@@ -28,7 +27,6 @@ pub fn new(operator: &Operator) -> PageResult {
 
 fn new_key(operator: &Operator, wanted: &Form, wrong: Option<&WrongField>) -> PageResult {
     let content = html! {
-        @if let Some((_, message)) = wrong { p.alert role="alert" { (message) } }
         form method="post" action="/keys" {
             input type="hidden" name="once" value=(secret_hex::<ONCE_BYTES>());
             (form::fields(wanted, None, wrong, &operator.console.store.zone))
@@ -136,20 +134,21 @@ fn find(operator: &Operator, id: &str) -> Result<Key, PageError> {
 
 pub fn page(operator: &Operator, id: &str) -> PageResult {
     let key = find(operator, id)?;
-    key_page(operator, &key, &form::of_key(&key), None)
+    let present = form::of_key(&key, &operator.console.store.zone);
+    key_page(operator, &key, &present, None)
 }
 
 /// Changes a key as the form says: the last change wins, and the audit has all of them.
 pub fn change(operator: &Operator, id: &str) -> PageResult {
     let (request, store) = (operator.request, &operator.console.store);
     let (key, wanted) = (find(operator, id)?, &request.form);
-    let not_saved = |wrong| key_page(operator, &key, wanted, Some(&wrong));
     if key.revoked.is_some() {
-        return not_saved(("", "The key is revoked.".into()));
+        let text = "Nothing was changed. A revoked key stays as it is.";
+        return Err(PageError::new(400, "The key is revoked", text));
     }
     let (name, terms) = match form::check(wanted, key.terms.expires, request.now, &store.zone) {
         Ok(checked) => checked,
-        Err(wrong) => return not_saved(wrong),
+        Err(wrong) => return key_page(operator, &key, wanted, Some(&wrong)),
     };
     let edit = move |key: &mut Key| {
         key.name = name.as_str().to_owned();
@@ -168,6 +167,10 @@ fn done(operator: &Operator, changed: KeyChanged, id: &str, what: &'static str) 
     Ok(redirect(&query(operator)?.link("/keys", &[(what, id)])))
 }
 
+/// The columns of the list that a key's page has.
+const FACTS: &str =
+    "secret,id,state,permissions,limits,budget,created,expires,last used,requests,errors,tokens";
+
 /// Everything about a key, and the form that changes it. A revoked key has no form.
 fn key_page(
     operator: &Operator,
@@ -181,14 +184,14 @@ fn key_page(
         query(operator)?,
     );
     let mut sums = recent_sums(store, Filter::of_key(&key.id), now)?;
-    let sums = sums.remove(&key.id).unwrap_or_default();
+    let row = [(key.clone(), sums.remove(&key.id).unwrap_or_default())];
     let below = |page: &str| list.link(&format!("/keys/{}{page}", key.id), &[]);
     let content = html! {
         main.narrow {
             p.crumbs { a href=(list.link("/keys", &[])) { "Back to API keys" } }
             h1.text { (key.name) }
-            @if let Some((_, message)) = wrong { p.alert role="alert" { (message) " Nothing was changed." } }
-            (facts(key, &sums, now, &store.zone))
+            (rows::keys(&row, now, &list).facts_html(FACTS))
+            p { a href=(format!("/usage?range=30d&key={}", key.id)) { "Its usage in the last 30 days" } }
             @if key.revoked.is_none() {
                 form method="post" action=(below("")) {
                     (form::fields(wanted, key.terms.expires, wrong, &store.zone))
@@ -203,43 +206,6 @@ fn key_page(
         }
     };
     Ok(checked(operator.page(&key.name, &content), wrong))
-}
-
-/// The facts about a key, with its terms if it is revoked: otherwise the form has them.
-fn facts(key: &Key, sums: &Sums, now: i64, zone: &Zone) -> Markup {
-    let terms = &key.terms;
-    let time = |time| or_never(time, |time| minute(time, zone));
-    let filter = format!("range=30d&key={}", key.id);
-    html! {
-        dl.facts {
-            dt { "Key" } dd { code { (key.hint) } }
-            @if let Some(old) = &key.overlap {
-                dt { "Replaced key" } dd { code { (old.hint) } ", accepted until " (minute(old.ends, zone)) }
-            }
-            dt { "Id" } dd { code { (key.id) } }
-            dt { "Created" } dd { (minute(key.created, zone)) }
-            @if key.revoked.is_some() {
-                dt { "Revoked" } dd { (time(key.revoked)) }
-                dt { "Permissions" } dd { (Permission::join(&terms.permissions).replace(',', ", ")) }
-                dt { "Concurrent requests" } dd { @match terms.concurrent { Some(number) => (number), None => "any number" } }
-            }
-            @if key.state(now) != KeyState::Active { dt { "Expires" } dd { (time(terms.expires)) (expiry_badge(key, now)) } }
-            @if let Some(budget) = &terms.budget {
-                dt { "Budget" }
-                dd {
-                    (budget_bar(budget)) br;
-                    span.muted { (grouped(budget.used)) " used, renewed at " (minute(budget.per.containing(now, zone).until, zone)) " " (zone.name()) }
-                }
-            }
-            dt { "Last used" } dd { (time(key.last_used)) }
-            dt { "Last 30 days" }
-            dd {
-                a href=(format!("/requests?{filter}")) { (count(sums.requests, "request")) } ", "
-                a href=(format!("/requests?{filter}&outcome=failed")) { (count(sums.errors, "error")) } ", "
-                a href=(format!("/usage?{filter}")) { (count(sums.total_tokens, "token")) }
-            }
-        }
-    }
 }
 
 /// Asks before a change. A revoked key is not changed any more: its page says so.
