@@ -237,7 +237,7 @@ impl<'a, R> Table<'a, R> {
         html! {
             dl.facts {
                 @for (column, cell) in self.rows.iter().take(1).flat_map(facts) {
-                    @if !matches!(cell.0.as_str(), "" | "-") { dt { (column.heading) } dd { (cell) } }
+                    @if !cell.0.is_empty() { dt { (column.heading) } dd { (cell) } }
                 }
             }
         }

@@ -166,7 +166,10 @@ pub fn fields(
                 @if let Ok(time) = When::Days(days).expiry(now, zone) { option value=(zone.date(time)) { (text) } }
             }
         }
-        p.help #expires-help { "The last day on which it is accepted. Empty: it never expires." }
+        p.help #expires-help {
+            "The last day on which it is accepted. Empty: it never expires."
+            @if let Some(time) = present { " At present: until " (zone.format_end(time)) "." }
+        }
         label for="concurrent" { "Concurrent requests" }
         (text("concurrent", "16"))
         p.help #concurrent-help { "The limit of each gateway; more requests wait for their turn. Empty: any number." }

@@ -10,12 +10,13 @@ use self::list::{query, recent_sums};
 use super::page::{Operator, PageError, PageResult, copy_box, dialog, redirect};
 use crate::checks::is_local;
 use crate::http::Response;
-use crate::keys::{Key, KeyChanged, Permission};
+use crate::keys::{Budget, Key, KeyChanged, Permission};
 use crate::ledger::Filter;
 use crate::report::form::Form;
 use crate::report::format::minute;
 use crate::report::rows;
 use crate::secret::{SecretDigest, new_secret, secret_hex};
+use crate::text::count;
 use crate::when::{HOUR, Zone};
 
 /// The number of random bytes that identify a form for a new key.
@@ -167,10 +168,6 @@ fn done(operator: &Operator, changed: KeyChanged, id: &str, what: &'static str) 
     Ok(redirect(&query(operator)?.link("/keys", &[(what, id)])))
 }
 
-/// The columns of the list that a key's page has.
-const FACTS: &str =
-    "secret,id,state,permissions,limits,budget,created,expires,last used,requests,errors,tokens";
-
 /// Everything about a key, and the form that changes it. A revoked key has no form.
 fn key_page(
     operator: &Operator,
@@ -178,23 +175,32 @@ fn key_page(
     wanted: &Form,
     wrong: Option<&WrongField>,
 ) -> PageResult {
-    let (now, store, list) = (
-        operator.request.now,
-        &operator.console.store,
-        query(operator)?,
-    );
+    let (now, list) = (operator.request.now, query(operator)?);
+    let (store, zone) = (&operator.console.store, &operator.console.store.zone);
     let mut sums = recent_sums(store, Filter::of_key(&key.id), now)?;
     let row = [(key.clone(), sums.remove(&key.id).unwrap_or_default())];
+    let revoked = match key.revoked {
+        Some(_) => "revoked,",
+        None => "",
+    };
+    let facts = format!(
+        "secret,id,permissions,limits,created,{revoked}expires,last used,requests,errors,tokens"
+    );
     let below = |page: &str| list.link(&format!("/keys/{}{page}", key.id), &[]);
     let content = html! {
         main.narrow {
             p.crumbs { a href=(list.link("/keys", &[])) { "Back to API keys" } }
             h1.text { (key.name) }
-            (rows::keys(&row, now, &list).facts_html(FACTS))
-            p { a href=(format!("/usage?range=30d&key={}", key.id)) { "Its usage in the last 30 days" } }
+            (rows::keys(&row, now, &list).facts_html(&facts))
+            p {
+                a href=(format!("/usage?range=30d&key={}", key.id)) { "Its usage in the last 30 days" } "."
+                @if let Some(Budget { used, per, .. }) = key.terms.budget {
+                    " " (count(used, "token")) " of the budget used, which is renewed at " (minute(per.containing(now, zone).until, zone)) " " (zone.name()) "."
+                }
+            }
             @if key.revoked.is_none() {
                 form method="post" action=(below("")) {
-                    (form::fields(wanted, key.terms.expires, wrong, &store.zone))
+                    (form::fields(wanted, key.terms.expires, wrong, zone))
                     div.buttons {
                         button.primary type="submit" { "Save changes" }
                         a.button href=(list.link("/keys", &[])) { "Cancel" }
