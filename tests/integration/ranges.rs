@@ -602,7 +602,7 @@ fn a_key_works_on_the_whole_day_on_which_it_expires() {
         .split("name=\"once\" value=\"")
         .nth(1)
         .expect("a field")[..32];
-    let date = [("expires", "date"), ("date", today)];
+    let date = [("expires", today.as_str())];
     let terms = [
         &[
             ("name", "form"),
