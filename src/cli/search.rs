@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::shared::{about, note, print, print_json};
 use crate::config::{Config, absolute};
 use crate::database::{Problem, Result};
-use crate::report::table::{Cell, Table};
+use crate::report::{Cell, Table};
 use crate::search::documents::{self, Candidate};
 use crate::search::{Added, Index, Passage};
 use crate::text::count;

@@ -11,9 +11,9 @@ use crate::ledger::{
     ChainHead, Filter, Grouping, HeadStatus, Matching, RowFilter, Sums, Verification,
 };
 use crate::progress::Progress;
+use crate::report::facts_to_text;
 use crate::report::query::Query;
 use crate::report::rows::{self, FIGURES, request_csv, requests_csv_heading};
-use crate::report::table::facts_to_text;
 use crate::store::Store;
 use crate::text::{cells, count, grouped};
 use crate::when::{self, Range, When, Zone};

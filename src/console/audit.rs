@@ -6,7 +6,7 @@ use super::filters;
 use super::page::{Operator, PageResult};
 use crate::audit::AuditSubject;
 use crate::report::rows;
-use crate::report::table::{choices, page_links};
+use crate::report::{choices, page_links};
 
 const ROWS_PER_PAGE: usize = 50;
 

@@ -1,17 +1,32 @@
-//! The filters of the usage and the requests pages.
+//! What the usage and the requests pages are asked for: their filters, and an export of what these
+//! select.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use maud::{Markup, html};
 
-use super::page::{Operator, PageError};
+use super::page::{Operator, PageError, PageResult, with_headers};
+use crate::database::Problem;
 use crate::error::FailureCause;
+use crate::http::Response;
 use crate::keys::Key;
 use crate::ledger::{CODES, Gateway};
+use crate::report::choices;
 use crate::report::query::{CHOICES, Query, find_keys};
-use crate::report::table::choices;
-use crate::text::count;
+use crate::text::{count, shell_word};
 
 /// The most keys that the field suggests, and that the page lists to choose from.
 const KEYS_SUGGESTED: usize = 50;
+
+/// The most lines of an export, which is a response of some 4 MB.
+pub const MAX_LINES: usize = 10_000;
+
+/// A search for rare rows among many holds a thread of the console for this long.
+pub const LONGEST_SEARCH: Duration = Duration::from_secs(5);
+
+/// A spreadsheet reads a CSV file as UTF-8 if it begins with this.
+const BYTE_ORDER_MARK: &str = "\u{feff}";
 
 /// What a page is asked for: its query, and the keys that there are.
 pub struct Asked {
@@ -197,5 +212,94 @@ pub fn folded(set: &[String], filters: &Markup) -> Markup {
             summary { "Filters" @if !set.is_empty() { ": " (set.join(", ")) } }
             div.filters { (filters) }
         }
+    }
+}
+
+/// Answers with the text that `write` makes before its deadline. Refuses another export meanwhile,
+/// because each is in memory, and names the command for what `write` can't make.
+pub fn export(
+    operator: &Operator,
+    asked: &Asked,
+    name: &str,
+    command: &str,
+    write: impl FnOnce(Instant) -> Result<Option<String>, Problem>,
+) -> PageResult {
+    if asked.unclear.is_some() {
+        let text = "None, or more than one, matches the filter. Give the key’s id.";
+        return Err(PageError::new(404, "Which key?", text));
+    }
+    let exports = &operator.console.exports;
+    let permit = Arc::clone(exports);
+    // The console's own, and this one.
+    if Arc::strong_count(exports) > 2 {
+        let text = "One export at a time. Try again in a moment.";
+        return Err(PageError::new(429, "Too many requests", text));
+    }
+    let Some(text) = write(Instant::now() + LONGEST_SEARCH)? else {
+        let is_local = operator.request.http.client.is_local();
+        let arguments = format!("{command}{}", options(&asked.query, name == "usage"));
+        let command = operator.console.config.command(&arguments, is_local);
+        let text = "The console exports at most 10,000 lines, and searches for them for 5 seconds at most. Choose a shorter \
+             range, or run this command on the machine that the service runs on, as the user that it runs as.";
+        return Err(PageError::new(400, "The export is too long", text).with_command(command));
+    };
+    let [from, to] = asked
+        .query
+        .range
+        .bounds(&asked.query.zone)
+        .map(|time| time.replace([':', 'Z'], ""));
+    let body = [BYTE_ORDER_MARK, &text].concat().into_bytes();
+    let response = Response::new(200, "text/csv; charset=utf-8", body);
+    let mut response = with_headers(response).with(
+        "content-disposition",
+        format!("attachment; filename=\"adriaticum-{name}-{from}-to-{to}.csv\""),
+    );
+    response.permit = Some(permit);
+    Ok(response)
+}
+
+/// The options of the commands for a query. They have none for durations, and sums have no outcome.
+fn options(query: &Query, is_list: bool) -> String {
+    let [since, until] = query.range.bounds(&query.zone);
+    let mut options = format!(" --since {since} --until {until}");
+    let outcome = if is_list { "outcome" } else { "" };
+    for (option, field) in [
+        ("key", "key"),
+        ("gateway", "gateway"),
+        ("status", outcome),
+        ("cause", "cause"),
+    ] {
+        let value = query.get(field);
+        if !value.is_empty() {
+            options += &format!(" --{option} {}", shell_word(value));
+        }
+    }
+    options
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::query::tests::query;
+    use crate::when::Zone;
+
+    #[test]
+    fn a_command_has_the_filters_that_it_knows() {
+        let check = |text, expected| {
+            let query = query("/requests", text, &Zone::utc());
+            assert_eq!(
+                options(&query.between(query.range), true),
+                expected,
+                "{text}"
+            );
+        };
+        check(
+            "range=7d&outcome=failed&cause=timeout&least=7",
+            " --since 2026-01-09 --until 2026-01-15 --status failed --cause timeout",
+        );
+        check(
+            "from=2026-01-14T13:00&to=2026-01-15T00:30&gateway=it's",
+            " --since 2026-01-14T13:00Z --until 2026-01-15T00:30Z --gateway 'it'\\''s'",
+        );
     }
 }

@@ -4,7 +4,7 @@
 //! session, the page.
 
 mod audit;
-mod export;
+mod chart;
 mod filters;
 mod keys;
 mod page;
@@ -233,10 +233,10 @@ fn signed_in(operator: &Operator) -> PageResult {
         ("GET", ["keys", id, "revoke"]) => keys::confirm_revocation(operator, id),
         ("POST", ["keys", id, "revoke"]) => keys::revoke(operator, id),
         ("GET", ["usage"]) => usage::page(operator),
-        ("GET", ["usage", "totals.csv"]) => export::totals(operator),
+        ("GET", ["usage", "totals.csv"]) => usage::totals(operator),
         ("GET", ["requests"]) => requests::list(operator),
         ("GET", ["requests", "find"]) => requests::find(operator),
-        ("GET", ["requests", "export.csv"]) => export::requests(operator),
+        ("GET", ["requests", "export.csv"]) => requests::csv(operator),
         ("GET", ["requests", id]) => requests::page(operator, id),
         ("GET", ["audit"]) => audit::page(operator),
         ("GET", ["status"]) => status::page(operator),

@@ -13,7 +13,7 @@ use crate::audit::Actor;
 use crate::database::{Problem, ProblemKind};
 use crate::http::{Request, RequestHead, Response};
 use crate::logging;
-use crate::report::form::{Form, link};
+use crate::report::query::{Form, link};
 use crate::secret::SecretDigest;
 use crate::when;
 

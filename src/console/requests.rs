@@ -1,18 +1,25 @@
-//! The pages about requests: the list, the newest first, and one request.
+//! The pages about requests: the list, the newest first, its export, and one request.
+
+use std::time::Instant;
 
 use maud::{Markup, html};
 
-use super::filters::{self, Asked};
+use super::filters::{self, Asked, MAX_LINES};
 use super::page::{Operator, PageError, PageResult, redirect};
+use crate::database::Problem;
 use crate::http::Response;
 use crate::id::{RequestId, has_shape};
-use crate::ledger::{LedgerRow, Listing};
+use crate::ledger::{LedgerRow, Listing, RowFilter};
 use crate::report::format;
 use crate::report::query::Query;
-use crate::report::rows;
-use crate::report::table::{facts_to_html, page_links};
+use crate::report::rows::{self, request_csv, requests_csv_heading};
+use crate::report::{facts_to_html, page_links};
+use crate::store::Store;
 
 const ROWS_PER_PAGE: usize = 50;
+
+/// The rows that an export reads at a time: as many as the ledger searches.
+const ROWS_PER_READ: usize = 2_000;
 
 const COLUMNS: &str = "time,request,key,outcome,tokens in,tokens out,runtime,duration";
 
@@ -140,6 +147,41 @@ pub fn page(operator: &Operator, id: &str) -> PageResult {
     Ok(operator.page("Request", &content))
 }
 
+pub fn csv(operator: &Operator) -> PageResult {
+    let asked = filters::read(operator, "/requests")?;
+    let store = &operator.console.store;
+    // The command's own limit is 100 rows; this is its highest.
+    let command = "usage list --limit 100000 --csv";
+    filters::export(operator, &asked, "usage", command, |deadline| {
+        request_lines(store, &asked.query.row_filter(), deadline)
+    })
+}
+
+/// The lines of an export; `None` if there are too many or the search takes too long.
+fn request_lines(
+    store: &Store,
+    filter: &RowFilter,
+    deadline: Instant,
+) -> Result<Option<String>, Problem> {
+    let (mut text, mut lines, mut after) = (requests_csv_heading(), 0, None);
+    loop {
+        let listing = store
+            .ledger
+            .oldest(filter, after.as_deref(), ROWS_PER_READ)?;
+        for row in &listing.rows {
+            text += &request_csv(row, &store.zone);
+        }
+        lines += listing.rows.len();
+        after = listing.next;
+        if lines > MAX_LINES || (after.is_some() && Instant::now() >= deadline) {
+            return Ok(None);
+        }
+        if after.is_none() {
+            return Ok(Some(text));
+        }
+    }
+}
+
 fn find_form() -> Markup {
     html! {
         form.find method="get" action="/requests/find" role="search" {
@@ -203,7 +245,13 @@ fn timeline(row: &LedgerRow) -> Markup {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::console::filters::LONGEST_SEARCH;
+    use crate::ledger::Filter;
+    use crate::store::tests::Temporary;
+    use crate::when::Range;
 
     #[test]
     fn an_id_is_found_in_what_was_pasted() {
@@ -225,5 +273,66 @@ mod tests {
         ] {
             assert_eq!(id_in(text), None, "{text}");
         }
+    }
+
+    /// Inserts rows of a second, of which the last is slow.
+    fn insert(temporary: &Temporary, rows: usize) {
+        temporary.store.tamper(&format!(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {rows})
+             INSERT INTO usage (request_id, key_id, key_name, created, status, duration_ms, day)
+             SELECT printf('chatcmpl_%012x%020x', 150000, i), 'key_1', 'x', 150, 200,
+             CASE i WHEN {rows} THEN 9000 ELSE 1 END, '1970-01-01' FROM n"
+        ));
+    }
+
+    fn filter(least_ms: Option<u32>) -> RowFilter {
+        let range = Range {
+            since: 100,
+            until: 200,
+        };
+        RowFilter {
+            least_ms,
+            ..RowFilter::of(range, Filter::ALL)
+        }
+    }
+
+    #[test]
+    fn an_export_has_a_bound() {
+        let temporary = Temporary::sqlite();
+        insert(&temporary, MAX_LINES);
+        let lines = || {
+            let deadline = Instant::now() + LONGEST_SEARCH;
+            let lines = request_lines(&temporary.store, &filter(None), deadline);
+            lines.expect("rows").map(|text| text.lines().count() - 1)
+        };
+        assert_eq!(lines(), Some(MAX_LINES));
+        temporary.store.tamper(
+            "INSERT INTO usage (request_id, key_id, key_name, created, status, day)
+             VALUES ('chatcmpl_000000024abc', 'key_1', 'x', 150, 200, '1970-01-01')",
+        );
+        assert_eq!(lines(), None);
+    }
+
+    /// An export of few rows among many held one of the console's two threads until it found the
+    /// first.
+    #[test]
+    fn an_export_ends_in_time() {
+        let temporary = Temporary::sqlite();
+        insert(&temporary, 2 * ROWS_PER_READ + 1);
+        for (time, expected) in [
+            (LONGEST_SEARCH, Some(2 * ROWS_PER_READ + 1)),
+            (Duration::ZERO, None),
+        ] {
+            let all = filter(None);
+            let lines = request_lines(&temporary.store, &all, Instant::now() + time);
+            let found = lines.expect("rows").map(|text| text.lines().count() - 1);
+            assert_eq!(found, expected);
+        }
+        let slow = filter(Some(5000));
+        let lines = request_lines(&temporary.store, &slow, Instant::now());
+        assert_eq!(
+            lines.expect("rows").map(|text| text.lines().count() - 1),
+            Some(1)
+        );
     }
 }

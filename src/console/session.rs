@@ -17,7 +17,7 @@ use crate::error::FailureCause;
 use crate::http::{ClientInfo, RequestHead, Response};
 use crate::logging;
 use crate::mutex::lock;
-use crate::report::form::link;
+use crate::report::query::link;
 use crate::secret::{SecretDigest, secret_hex};
 use crate::store::Store;
 use crate::text::count;

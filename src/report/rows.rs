@@ -5,7 +5,7 @@ use maud::html;
 
 use super::format;
 use super::query::Query;
-use super::table::{Cell, Facts, Table};
+use super::{Cell, Facts, Table};
 use crate::audit::AuditRow;
 use crate::keys::{Budget, Key, KeyState, Permission, time_left};
 use crate::ledger::{Grouping, LedgerRow, Sums, UsageRow};
@@ -31,7 +31,7 @@ pub fn keys<'a>(rows: &'a [KeyRow], now: i64, query: &'a Query) -> Table<'a, Key
             let page = html! { (name.markup()) " " code.muted { (key.hint) } };
             Cell::text(&key.name).on_page(page)
         })
-        .text("id", "Id", |(key, _)| Cell::text(&key.id))
+        .text("id", "Id", |(key, _)| Cell::code(&key.id))
         .text("secret", "Secret", |(key, _)| secret(key, zone))
         .text("state", "State", move |(key, _)| {
             let state = key.state(now).as_str();
@@ -83,10 +83,13 @@ pub fn keys<'a>(rows: &'a [KeyRow], now: i64, query: &'a Query) -> Table<'a, Key
 }
 
 fn secret(key: &Key, zone: &Zone) -> Cell {
-    Cell::text(key.overlap.as_ref().map_or(key.hint.clone(), |old| {
-        let ends = zone.format_minute(Some(old.ends));
-        format!("{}, and {} until {ends}", key.hint, old.hint)
-    }))
+    let present = Cell::code(&key.hint);
+    let Some(old) = &key.overlap else {
+        return present;
+    };
+    let ends = Cell::minute(Some(old.ends), zone);
+    let former = Cell::text("and").and(Cell::code(&old.hint));
+    present.and(former).and(Cell::text("until")).and(ends)
 }
 
 /// Ordered by the used share of the budget; a key without one has used less than nothing.
@@ -113,11 +116,11 @@ pub fn budget_bar(budget: &Budget) -> maud::Markup {
     }
 }
 
-/// A key that never expires comes last.
+/// The last day on which it is accepted. A key that never expires comes last.
 fn expiry(key: &Key, now: i64, zone: &Zone) -> Cell {
     let expires = key.terms.expires;
     let page = html! {
-        (format::or_never(expires, |time| format::date(time, zone)))
+        (format::or_never(expires, |time| format::date(time - 1, zone)))
         (expiry_badge(key, now))
     };
     Cell::minute(expires, zone)
@@ -247,18 +250,19 @@ pub fn requests<'a>(rows: &'a [LedgerRow], query: &'a Query) -> Table<'a, Ledger
             let end = id.get(id.len().saturating_sub(6)..);
             let short = end.map_or(id.clone(), |end| format!("chatcmpl_…{end}"));
             let address = query.link(&format!("/requests/{id}"), &[]);
-            Cell::text(id)
-                .on_page(html! { code { (short) } })
-                .link(address)
+            let page = html! { code { (short) } };
+            Cell::text(id).on_page(page).link(address)
         })
-        .class("w")
+        .class("w bare")
         .text("key", "Key", |row| {
             Cell::name(&row.key_name).link(format!("/keys/{}", row.key_id))
         })
+        .class("bare")
         .text("outcome", "Outcome", |row| {
             let cause = row.cause.as_deref().unwrap_or_default();
             outcome(row).and(Cell::text(cause).class("muted cause"))
         })
+        .class("bare")
         .number("tokens in", "Tokens in", |row| {
             Cell::number(row.tokens.prompt_tokens)
         })
@@ -314,13 +318,7 @@ pub fn request(row: &LedgerRow, key: Option<&Key>, has_gateways: bool, zone: &Zo
         ("Total tokens", Cell::number(row.tokens.total_tokens)),
     ];
     if let Some(cause) = &row.cause {
-        facts.insert(
-            3,
-            (
-                "Cause",
-                Cell::text(cause).on_page(html! { code { (cause) } }),
-            ),
-        );
+        facts.insert(3, ("Cause", Cell::code(cause)));
     }
     for (name, time) in [
         ("In all", row.duration_ms),
@@ -420,18 +418,21 @@ pub fn audit<'a>(rows: &'a [AuditRow], zone: &'a Zone) -> Table<'a, AuditRow> {
             let action = row.action.replace('_', " ");
             Cell::text(&action).on_page(html! { strong { (action) } })
         })
+        .class("bare")
         .text("via", "Via", |row| Cell::text(&row.via))
         .text("by", "By", |row| {
             let page = html! { span.text { (row.actor) } " " span.muted { (row.via) } };
             Cell::text(&row.actor).on_page(page)
         })
+        .class("bare")
         .text("key", "Key", |row| match (&row.key_id, &row.key_name) {
             (Some(id), Some(name)) => Cell::text(format!("{id} ({name})"))
                 .on_page(html! { a.text href=(format!("/keys/{id}")) { (name) } }),
             _ => Cell::text("-").on_page(html! {}),
         })
+        .class("bare")
         .text("details", "Details", |row| Cell::text(&row.details))
-        .class("w")
+        .class("w bare")
 }
 
 /// A file of comma-separated values.

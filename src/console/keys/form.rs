@@ -5,7 +5,7 @@ use maud::{Markup, html};
 use crate::keys::{
     Budget, BudgetPeriod, CONCURRENT_TAKES, Key, KeyName, KeyTerms, Permission, parse_concurrent,
 };
-use crate::report::form::Form;
+use crate::report::query::Form;
 use crate::when::{self, When, Zone};
 
 /// The terms that the field for the expiry suggests: days, and a text.

@@ -18,7 +18,7 @@ use crate::database::Problem;
 use crate::ledger::Gateway;
 use crate::listener::{Gauge, LoadEvent};
 use crate::report::format;
-use crate::report::table::{Cell, Table};
+use crate::report::{Cell, Table};
 use crate::text::{count, grouped};
 use crate::when::Zone;
 
@@ -97,10 +97,11 @@ fn table(parts: &[PartState], zone: &Zone) -> Markup {
     Table::new(parts)
         .text("part", "Part", |part| Cell::text(part.name.to_string()))
         .text("state", "State", state)
+        .class("bare")
         .text("details", "Details", |part| {
             Cell::text("").on_page(details(part, zone))
         })
-        .class("w")
+        .class("w bare")
         .html("findings", "part,state,details")
 }
 

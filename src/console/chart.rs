@@ -1,9 +1,18 @@
-//! The bars of a chart: the interval that each stands for, and its label.
+//! Charts: the bars, the interval that each stands for, and its label. They are drawn as SVG that
+//! stretches to any width; texts must not be stretched, so they are HTML beside it. The script makes
+//! the tooltip of a bar from the values of each path.
 
-use super::chart::AxisBar;
+use maud::{Markup, html};
+
 use crate::ledger::Span;
+use crate::report::format::figure;
 use crate::report::query::Query;
 use crate::when::{DAY, HOUR, Range, Zone, interval_end};
+
+/// The drawing's own units: the width of a bar's place, of which the style sheet fills the most, and
+/// the height.
+const PLACE: usize = 10;
+const HEIGHT: f64 = 1000.0;
 
 const CLOCK_FORMAT: &str = "%H:%M";
 const SECOND_FORMAT: &str = "%H:%M:%S";
@@ -14,9 +23,192 @@ const YEAR_FORMAT: &str = "%Y";
 /// The most labels under a chart.
 const LABELS: usize = 7;
 
+/// Values over time, one for each bar.
+pub struct Series {
+    pub name: String,
+    /// The style sheet's class that gives its colour.
+    pub class: String,
+    /// `None` for a bar in which nothing was measured.
+    pub values: Vec<Option<i64>>,
+}
+
+impl Series {
+    /// The values for the script; an empty one was not measured.
+    fn numbers(&self) -> String {
+        let number = |value: &Option<i64>| value.map_or(String::new(), |value| value.to_string());
+        self.values.iter().map(number).collect::<Vec<_>>().join(",")
+    }
+}
+
+pub struct Chart {
+    pub title: &'static str,
+    /// The description for screen readers.
+    pub summary: String,
+    pub series: Vec<Series>,
+}
+
+impl Chart {
+    fn figure(&self, axis: &Axis) -> Markup {
+        let bars = axis.bars.len();
+        let scale = Scale::to(self.highest(bars));
+        let (width, steps) = (bars * PLACE, scale.steps);
+        let line_y = |step: u32| HEIGHT * f64::from(step) / f64::from(steps);
+        let grid: String = (0..=steps)
+            .map(|step| format!("M0 {:.0}h{width}", line_y(step)))
+            .collect();
+        let mut below = vec![0.0; bars];
+        let mut labelled = 0;
+        html! {
+            figure.chart {
+                figcaption { h2 { (self.title) } }
+                ul.legend {
+                    @for series in &self.series { li { span class=(format!("swatch {}", series.class)) {} span.text { (series.name) } } }
+                }
+                div.plot {
+                    div.y aria-hidden="true" {
+                        @for step in (0..=steps).rev() { span { (scale.label(step)) } }
+                    }
+                    svg viewBox=(format!("0 0 {width} {HEIGHT}")) preserveAspectRatio="none" role="img" aria-label=(self.summary) {
+                        path.grid d=(grid) {}
+                        @for series in &self.series {
+                            path class=(format!("f {}", series.class)) data-values=(series.numbers()) d=(stacked_bars(&series.values, &mut below, scale.top)) {}
+                        }
+                        @for (bar, _) in axis.bars.iter().enumerate().filter(|(_, bar)| bar.is_pale) {
+                            rect.pale x=(bar * PLACE) width=(PLACE) height=(HEIGHT) {}
+                        }
+                    }
+                    div.x aria-hidden="true" {
+                        @for Bar { tick, .. } in &axis.bars {
+                            // A narrow screen shows every second one.
+                            @let is_second = !tick.is_empty() && { labelled += 1; labelled % 2 == 0 };
+                            i.second[is_second] { (tick) }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn highest(&self, bars: usize) -> f64 {
+        let sum = |bar: usize| {
+            self.series
+                .iter()
+                .map(|series| series.values[bar].unwrap_or(0) as f64)
+                .sum()
+        };
+        (0..bars).map(sum).fold(0.0, f64::max)
+    }
+}
+
+/// The charts. The script opens the interval of a bar: its range is added to an address.
+pub fn draw(charts: &[Chart], axis: &Axis, query: &Query) -> Markup {
+    let joined =
+        |text: &dyn Fn(&Bar) -> String| axis.bars.iter().map(text).collect::<Vec<_>>().join("|");
+    let (ranges, labels) = (
+        joined(&|bar| query.range_field(bar.range)),
+        joined(&|bar| bar.label.clone()),
+    );
+    html! {
+        section.charts aria-label="Charts" data-address=(axis.link(query, "")) data-ranges=(ranges) data-labels=(labels) {
+            @for chart in charts { (chart.figure(axis)) }
+        }
+    }
+}
+
+/// The table of all figures.
+pub fn figures(charts: &[Chart], axis: &Axis, query: &Query) -> Markup {
+    let link = |bar: &Bar| axis.link(query, &query.range_field(bar.range));
+    html! {
+        div.scroll tabindex="0" role="region" aria-label="The figures of the charts" {
+            table #figures {
+                thead {
+                    tr {
+                        td {}
+                        @for chart in charts { th scope="colgroup" colspan=(chart.series.len()) { (chart.title) } }
+                    }
+                    tr {
+                        th scope="col" { "Time (" (query.zone.name()) ")" }
+                        @for series in charts.iter().flat_map(|chart| &chart.series) { th scope="col" { (series.name) } }
+                    }
+                }
+                tbody {
+                    @for (number, bar) in axis.bars.iter().enumerate() {
+                        tr {
+                            th { a href=(link(bar)) { (bar.label) } }
+                            @for chart in charts {
+                                @for series in &chart.series { td { (figure(series.values[number])) } }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Draws bars on top of those in `below`, as lines: a page may have hundreds. A bar's height is its
+/// exact share of the axis: small values belong at the bottom, where the style sheet adds a hairline.
+fn stacked_bars(values: &[Option<i64>], below: &mut [f64], top: f64) -> String {
+    let mut path = String::new();
+    for (bar, value) in values.iter().enumerate() {
+        let Some(value) = value.filter(|value| *value > 0) else {
+            continue;
+        };
+        let (x, bottom) = (bar * PLACE + PLACE / 2, HEIGHT - below[bar]);
+        below[bar] += value as f64 / top * HEIGHT;
+        path += &format!("M{x} {bottom:.0}V{:.0}", HEIGHT - below[bar]);
+    }
+    path
+}
+
+/// An axis from 0 to a round number.
+struct Scale {
+    top: f64,
+    steps: u32,
+}
+
+impl Scale {
+    /// Returns the smallest axis that `most` fits under: at most five steps of 1, 2 or 5 times a
+    /// power of ten.
+    fn to(most: f64) -> Self {
+        if most <= 0.0 || !most.is_finite() {
+            return Self { top: 1.0, steps: 1 };
+        }
+        let mut ten = 10_f64.powf((most / 5.0).log10().floor()).max(1.0);
+        loop {
+            for step in [1.0, 2.0, 5.0] {
+                let steps = (most / (step * ten)).ceil().max(1.0);
+                if steps <= 5.0 {
+                    return Self {
+                        top: steps * step * ten,
+                        steps: steps as u32,
+                    };
+                }
+            }
+            ten *= 10.0;
+        }
+    }
+
+    /// The text at a step.
+    fn label(&self, step: u32) -> String {
+        short(self.top * f64::from(step) / f64::from(self.steps))
+    }
+}
+
+/// A number at an axis: three figures at most, and a letter.
+fn short(number: f64) -> String {
+    let units = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
+    let (unit, letter) = units
+        .into_iter()
+        .find(|(unit, _)| number >= *unit)
+        .unwrap_or((1.0, ""));
+    let text = format!("{:.1}", number / unit);
+    format!("{}{letter}", text.strip_suffix(".0").unwrap_or(&text))
+}
+
 /// The interval that a bar stands for; days and months are those of the calendar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BarInterval {
+enum BarInterval {
     Minute,
     /// 3,600 seconds, counted from the start of the day.
     Hour,
@@ -34,7 +226,7 @@ impl BarInterval {
         (Self::Month, usize::MAX),
     ];
 
-    pub fn span(self) -> Span {
+    fn span(self) -> Span {
         match self {
             Self::Minute => Span::Minute,
             Self::Hour => Span::Hour,
@@ -44,7 +236,7 @@ impl BarInterval {
 
     /// Returns the shortest interval that is no shorter than the span and needs few enough bars for
     /// the range, with what each bar covers. The range may cut the first and the last.
-    pub fn fitting(range: Range, shortest: Span, zone: &Zone) -> (Self, Vec<Range>) {
+    fn fitting(range: Range, shortest: Span, zone: &Zone) -> (Self, Vec<Range>) {
         let divide = |(interval, most): (Self, usize)| match interval.span() < shortest {
             true => None,
             false => Some((interval, interval.divide(range, most, zone)?)),
@@ -70,7 +262,7 @@ impl BarInterval {
     }
 
     /// Returns true if a bar covers its whole interval.
-    pub fn is_whole(self, bar: Range, zone: &Zone) -> bool {
+    fn is_whole(self, bar: Range, zone: &Zone) -> bool {
         [self.next(bar.since - 1, zone), self.next(bar.since, zone)] == [bar.since, bar.until]
     }
 
@@ -90,26 +282,56 @@ impl BarInterval {
     }
 }
 
-pub fn axis(query: &Query, step: BarInterval, ranges: &[Range], now: i64) -> Vec<AxisBar> {
-    let zone = &query.zone;
-    let bar = |(index, range): (usize, &Range)| {
-        let is_present = (range.since..range.until).contains(&now);
-        AxisBar {
-            label: label(step, *range, zone) + if is_present { ", so far" } else { "" },
-            tick: tick(step, ranges, index, zone).unwrap_or_default(),
-            range: query.range_field(*range),
-            is_pale: is_present || !step.is_whole(*range, zone),
-        }
-    };
-    ranges.iter().enumerate().map(bar).collect()
+/// The bars of all charts of a page.
+pub struct Axis {
+    step: BarInterval,
+    pub bars: Vec<Bar>,
 }
 
-/// The page with the interval of a bar, whose range is to be added: its figures by shorter bars, or
-/// its requests if there are none.
-pub fn address(query: &Query, step: BarInterval, ranges: &[Range]) -> String {
-    let is_divided = step != BarInterval::Minute && ranges.len() > 1;
-    let path = if is_divided { "/usage" } else { "/requests" };
-    query.link(path, &[("range", "")])
+pub struct Bar {
+    /// What it covers: the range of the page may cut the first and the last.
+    range: Range,
+    /// The interval, in words.
+    label: String,
+    /// The text under the bar; empty for most.
+    tick: String,
+    /// The bar covers a part of its interval, or the interval has not ended.
+    is_pale: bool,
+}
+
+impl Axis {
+    pub fn new(query: &Query, shortest: Span, now: i64) -> Self {
+        let zone = &query.zone;
+        let (step, ranges) = BarInterval::fitting(query.range, shortest, zone);
+        let bar = |(index, range): (usize, &Range)| {
+            let is_present = (range.since..range.until).contains(&now);
+            Bar {
+                range: *range,
+                label: label(step, *range, zone) + if is_present { ", so far" } else { "" },
+                tick: tick(step, &ranges, index, zone).unwrap_or_default(),
+                is_pale: is_present || !step.is_whole(*range, zone),
+            }
+        };
+        let bars = ranges.iter().enumerate().map(bar).collect();
+        Self { step, bars }
+    }
+
+    /// The spans by which its figures are read.
+    pub fn span(&self) -> Span {
+        self.step.span()
+    }
+
+    /// The number of the bar that a time is in.
+    pub fn place(&self, time: i64) -> usize {
+        self.bars.partition_point(|bar| bar.range.until <= time)
+    }
+
+    /// The address of an interval: its figures by shorter bars, or its requests if there are none.
+    fn link(&self, query: &Query, range: &str) -> String {
+        let is_divided = self.step != BarInterval::Minute && self.bars.len() > 1;
+        let path = if is_divided { "/usage" } else { "/requests" };
+        query.link(path, &[("range", range)])
+    }
 }
 
 /// The interval that a bar covers, in words.
@@ -203,10 +425,9 @@ mod tests {
     use crate::report::query::tests::{NOW, query};
     use crate::when::tests::zone;
 
-    fn axis_of(text: &str, place: &str) -> Vec<AxisBar> {
+    fn axis_of(text: &str, place: &str) -> Vec<Bar> {
         let query = query("/usage", text, &zone(place));
-        let (step, ranges) = BarInterval::fitting(query.range, Span::Minute, &query.zone);
-        axis(&query, step, &ranges, NOW)
+        Axis::new(&query, Span::Minute, NOW).bars
     }
 
     #[test]
@@ -274,7 +495,7 @@ mod tests {
                 .collect();
             assert_eq!(ticks, labels, "{query}");
             assert_eq!(axis[1].label, second, "{query}");
-            for AxisBar { tick, label, .. } in &axis {
+            for Bar { tick, label, .. } in &axis {
                 assert!(
                     tick.split(' ').all(|word| label.contains(word)),
                     "{query}: {tick} is under {label}"
@@ -468,5 +689,55 @@ mod tests {
         );
         let axis = axis_of("from=2025-03-09&to=2025-03-09", "America/Havana");
         assert_eq!(axis[0].label, "Mar 9 01:00–02:00", "a day without midnight");
+    }
+
+    #[test]
+    fn an_axis_for_one_and_for_a_million() {
+        for (most, top, steps) in [
+            (0.0, 1.0, 1),
+            (0.3, 1.0, 1),
+            (1.0, 1.0, 1),
+            (3.0, 3.0, 3),
+            (7.0, 8.0, 4),
+            (12.0, 15.0, 3),
+            (101.0, 150.0, 3),
+            (1_000_000.0, 1_000_000.0, 5),
+            (1_234_567.0, 1_500_000.0, 3),
+        ] {
+            let scale = Scale::to(most);
+            assert_eq!((scale.top, scale.steps), (top, steps), "{most}");
+        }
+        for most in [f64::NAN, f64::INFINITY, -1.0] {
+            assert_eq!(Scale::to(most).steps, 1);
+        }
+        assert_eq!(
+            [0.0, 15.0, 1_500.0, 250_000.0, 2e6].map(short),
+            ["0", "15", "1.5k", "250k", "2M"]
+        );
+    }
+
+    #[test]
+    fn names_are_escaped_wherever_they_stand() {
+        let hostile = "</title><script>\"'&";
+        let chart = Chart {
+            title: "Tokens",
+            summary: hostile.into(),
+            series: vec![Series {
+                name: hostile.into(),
+                class: "k0".into(),
+                values: vec![Some(1), None],
+            }],
+        };
+        let text = "range=2026-01-13..2026-01-14&gateway=</title><script>";
+        let query = query("/usage", text, &Zone::utc());
+        let axis = Axis::new(&query, Span::Day, NOW);
+        assert_eq!(axis.bars.len(), 2);
+        let charts = [chart];
+        let table = figures(&charts, &axis, &query);
+        for drawn in [draw(&charts, &axis, &query), table] {
+            let text = drawn.into_string();
+            assert!(!text.contains("<script"), "{text}");
+            assert!(text.contains("&lt;script&gt;"), "{text}");
+        }
     }
 }
