@@ -9,7 +9,7 @@ use crate::id::RequestId;
 use crate::keys::{Key, Permission};
 use crate::listener::{Acceptor, Dispatcher, ListenerState, PendingRequest};
 use crate::logging;
-use crate::metrics::{LedgerGauges, Metrics};
+use crate::metrics::{Metrics, Scrape};
 use crate::runtime::{RuntimeStatus, Runtimes};
 use crate::store::Store;
 
@@ -68,19 +68,15 @@ impl MonitoringEndpoints {
                 // Without a database there are no budgets, but the other metrics are wanted most.
                 let mut keys = self.store.keys.with_budget().unwrap_or_default();
                 keys.retain(|key| key.is_valid(id.created()));
-                let ledger = LedgerGauges {
-                    is_available: self.store.ledger.outage().is_none(),
+                let acceptor = self.acceptor.as_ref();
+                let text = self.metrics.render(&Scrape {
+                    load: &self.listener.snapshot(),
+                    is_ledger_available: self.store.ledger.outage().is_none(),
                     wal_bytes: self.store.wal_figures().bytes,
-                };
-                let text = self.metrics.render(
-                    &self.listener.snapshot(),
-                    ledger,
-                    &self.runtime_status(),
-                    &keys,
-                    self.acceptor
-                        .as_ref()
-                        .and_then(|acceptor| acceptor.expires()),
-                );
+                    runtimes: &self.runtime_status(),
+                    keys: &keys,
+                    certificate_expires: acceptor.and_then(|acceptor| acceptor.expires()),
+                });
                 Response::new(200, METRICS_TEXT, text.into_bytes())
             }
             Err(failure) => {
