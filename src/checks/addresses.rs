@@ -1,8 +1,7 @@
-//! Resolves the names of the service, and warns about addresses that other hosts can reach.
+//! Warns about addresses that other hosts can reach.
 
-use std::net::{IpAddr, ToSocketAddrs};
+use std::net::IpAddr;
 
-use super::finding::Finding;
 use crate::config::Config;
 use crate::listener::{Address, TrustedProxy};
 use crate::store::Store;
@@ -69,27 +68,4 @@ pub fn is_local(host: &str) -> bool {
         || host
             .parse()
             .is_ok_and(|address: IpAddr| address.is_loopback())
-}
-
-/// Resolves the names of the API on this host.
-pub(super) fn hosts(config: &Config) -> Finding {
-    let is_unknown = |host: &&str| (*host, 0).to_socket_addrs().is_err();
-    let unknown: Vec<&str> = config
-        .api_hosts
-        .iter()
-        .map(String::as_str)
-        .filter(is_unknown)
-        .collect();
-    let names = config.api_hosts.join(", ");
-    if unknown.is_empty() {
-        return Finding::ok(
-            "hosts",
-            format!("the API is served as {names}, on {}", config.listen),
-        );
-    }
-    let message = format!(
-        "the API is served as {names}, but {} can't be resolved on this host. Check DNS, or correct api_hosts",
-        unknown.join(", ")
-    );
-    Finding::warn("hosts", message)
 }

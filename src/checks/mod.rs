@@ -7,9 +7,12 @@ mod keys;
 mod runtime;
 
 use std::fs;
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub use self::addresses::{is_local, reachable};
 pub use self::certificate::{certificate_warning, judge_certificate, read_certificate};
@@ -17,12 +20,13 @@ pub use self::finding::{Finding, Verdict};
 pub use self::runtime::{not_configured, own_address};
 
 use crate::client::Cancellation;
-use crate::config::{Config, GroundingMode, SearchBackend};
+use crate::config::{Config, GroundingMode, SearchBackend, SearchConfig};
 use crate::database::{Access, Problem, ProblemKind, Session};
 use crate::ledger::{CLOCK_SLACK as DATABASE_CLOCK_SLACK, RetentionState, retention_held};
-use crate::search::{Index, Search};
+use crate::listener::Address;
+use crate::search::Search;
 use crate::store::Store;
-use crate::text::{count, escaped, grouped, shell_word};
+use crate::text::{escaped, grouped, shell_word};
 use crate::time_zone;
 use crate::when::{self, Zone};
 
@@ -39,16 +43,34 @@ const NOT_BEFORE: i64 = 1_767_225_600;
 /// The seconds that the newest row may be ahead of the clock.
 const CLOCK_SLACK: i64 = 5;
 
-/// Runs every check, also of the whole database.
-pub fn check_all(config: &Config) -> Vec<Finding> {
-    // Reading works also if everything was moved elsewhere; the service does not.
-    let store = Store::open(&config.database, Access::Read)
-        .and_then(|store| store.refuse_if_moved(&config.database).map(|()| store));
+/// The longest time for one part: a person waits for it.
+const LONGEST: Duration = Duration::from_secs(15);
+
+/// The time for the answer of a service that runs on this host.
+const ANSWER_TIME: Duration = Duration::from_secs(2);
+
+/// The most of that answer that is read.
+const MAX_ANSWER: u64 = 4096;
+
+/// Runs every check, with `all_pages` also of each page of the file, and calls `each` with every
+/// finding as soon as it is known.
+pub fn check_all(config: &Config, all_pages: bool, mut each: impl FnMut(Finding)) {
+    parts_without_database(config, &mut each);
+    // A file that can't be written is one failed part; what it has can still be read. So can one
+    // from which everything was moved, which the service refuses.
+    let open = |access| Store::open(&config.database, access);
+    let store = match open(Access::Existing) {
+        Err(_) if config.database.file().is_some() => open(Access::Read),
+        store => store,
+    };
+    let store = store.and_then(|store| store.refuse_if_moved(&config.database).map(|()| store));
     let found = match &store {
-        Ok(store) => database(config, store.check()),
+        Ok(store) => database(config, store.check(all_pages), all_pages),
         Err(problem) => Finding::fail("database", store_failed(config, problem.clone()).text),
     };
-    parts(config, store.as_ref().ok(), found)
+    parts_of_database(config, store.as_ref().ok(), found, &mut each);
+    parts_elsewhere(config, &mut each);
+    service(config).into_iter().for_each(each);
 }
 
 /// Adds the setting to a problem of the database. One with a setting names its own.
@@ -81,38 +103,55 @@ pub fn store_failed(config: &Config, problem: Problem) -> Problem {
     Problem { text, ..problem }
 }
 
-/// Runs the checks of a running service, whose database may be too large to be read completely each
-/// time.
+/// Runs the checks of a running service.
 pub fn check_running_service(config: &Config, store: &Store) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut each = |finding| findings.push(finding);
+    parts_without_database(config, &mut each);
     // Requests are refused or run by the result, so that it is never older than theirs.
-    let written = store.ledger.try_write();
-    parts(config, Some(store), database(config, written))
+    let found = database(config, store.ledger.try_write(), false);
+    parts_of_database(config, Some(store), found, &mut each);
+    parts_elsewhere(config, &mut each);
+    findings
 }
 
-fn parts(config: &Config, store: Option<&Store>, database: Finding) -> Vec<Finding> {
-    let mut findings = vec![configuration(config), addresses::hosts(config)];
-    findings.extend(
-        addresses::reachable_address(config, store).map(|message| Finding::warn("listen", message)),
-    );
-    findings.extend(config.tls.as_ref().map(certificate::check));
-    findings.extend(exposed_secrets(config));
-    findings.extend([clock(store), database]);
-    findings.extend(store.and_then(|store| time_zone(config, store)));
-    findings.extend(store.and_then(|store| retention(config, store)));
+fn parts_without_database(config: &Config, each: &mut dyn FnMut(Finding)) {
+    each(configuration(config));
+    config
+        .tls
+        .iter()
+        .map(certificate::check)
+        .for_each(&mut *each);
+    exposed_secrets(config).into_iter().for_each(each);
+}
+
+fn parts_of_database(
+    config: &Config,
+    store: Option<&Store>,
+    database: Finding,
+    each: &mut dyn FnMut(Finding),
+) {
+    let reachable = addresses::reachable_address(config, store);
+    each(clock(store));
+    each(database);
+    let listen = reachable.map(|message| Finding::warn("listen", message));
+    listen.into_iter().for_each(&mut *each);
+    let Some(store) = store else { return };
+    let findings = [time_zone(config, store), retention(config, store)];
+    findings.into_iter().flatten().for_each(&mut *each);
     // If the keys can't be read, the finding about the database says so.
-    findings.extend(
-        store
-            .and_then(|store| keys::check(store).ok())
-            .unwrap_or_default(),
-    );
-    findings.push(search(config));
-    findings.extend(unused_index(config));
-    findings.extend(runtime::check(config));
+    let keys = keys::check(store).unwrap_or_default();
+    keys.into_iter().for_each(each);
+}
+
+fn parts_elsewhere(config: &Config, each: &mut dyn FnMut(Finding)) {
     // A runtime and Search choose a part of their messages, which a terminal shows.
-    findings
-        .iter_mut()
-        .for_each(|finding| finding.message = escaped(&finding.message));
-    findings
+    let mut each = |finding: Finding| {
+        let message = escaped(&finding.message);
+        each(Finding { message, ..finding });
+    };
+    each(search(config));
+    runtime::check(config, &mut each);
 }
 
 fn configuration(config: &Config) -> Finding {
@@ -222,11 +261,12 @@ fn clock_is_off(ahead: f64) -> Option<String> {
     })
 }
 
-fn database(config: &Config, checked: Result<(), Problem>) -> Finding {
+fn database(config: &Config, checked: Result<(), Problem>, all_pages: bool) -> Finding {
     let name = config.database_name();
+    let sound = if all_pages { "sound and " } else { "" };
     match (checked, config.database.file()) {
         (Err(error), _) => Finding::fail("database", format!("{name}: {error}")),
-        (Ok(()), Some(path)) => with_free_space(path, format!("{name}: sound and writable")),
+        (Ok(()), Some(path)) => with_free_space(path, format!("{name}: {sound}writable")),
         (Ok(()), None) => Finding::ok("database", format!("{name}: writable")),
     }
 }
@@ -250,23 +290,13 @@ fn with_free_space(path: &Path, message: String) -> Finding {
     }
 }
 
-/// Warns about an index with documents that no completion is grounded in.
-fn unused_index(config: &Config) -> Option<Finding> {
-    let unused = config.search.how_to_use_index()?;
-    let index = Index::new(&config.search);
-    let documents = index.path.exists().then(|| index.list().ok())??.len();
-    (documents > 0).then(|| {
-        let (path, documents) = (index.path.display(), count(documents as i64, "document"));
-        Finding::warn(
-            "search",
-            format!("the index {path} has {documents}, but no completion uses it. {unused}"),
-        )
-    })
-}
-
 /// Sends a real query to Search. An empty result is fine.
 fn search(config: &Config) -> Finding {
-    let search = match Search::new(&config.search, config.worker_share()) {
+    let limited = SearchConfig {
+        timeout: config.search.timeout.min(LONGEST),
+        ..config.search.clone()
+    };
+    let search = match Search::new(&limited, config.worker_share()) {
         Some(search) if config.search.grounding != GroundingMode::Off => search,
         _ => return Finding::ok("search", "off: answers are not grounded"),
     };
@@ -297,4 +327,45 @@ fn search(config: &Config) -> Finding {
             ),
         ),
     }
+}
+
+/// The verdict that the service has of itself, if one runs with this configuration. Behind TLS it
+/// can't be asked.
+fn service(config: &Config) -> Option<Finding> {
+    let host = config
+        .console_host
+        .as_ref()
+        .filter(|_| config.tls.is_none())?;
+    let answer = ask_for_readiness(config, host).ok()?;
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    Some(match head.split(' ').nth(1)? {
+        "200" => Finding::ok("service", "it runs, and is ready"),
+        _ => Finding::fail("service", format!("it runs, and says: {}", body.trim_end())),
+    })
+}
+
+fn ask_for_readiness(config: &Config, host: &str) -> io::Result<String> {
+    let request = format!("GET /readyz HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+    let address = match &config.listen {
+        Address::Unix(path) => {
+            let stream = UnixStream::connect(path)?;
+            stream.set_read_timeout(Some(ANSWER_TIME))?;
+            return ask(stream, &request);
+        }
+        Address::Localhost(port) => (Ipv4Addr::LOCALHOST, *port).into(),
+        Address::Tcp(address) if address.ip().is_unspecified() => {
+            (Ipv4Addr::LOCALHOST, address.port()).into()
+        }
+        Address::Tcp(address) => *address,
+    };
+    let stream = TcpStream::connect_timeout(&address, ANSWER_TIME)?;
+    stream.set_read_timeout(Some(ANSWER_TIME))?;
+    ask(stream, &request)
+}
+
+fn ask(mut stream: impl Read + Write, request: &str) -> io::Result<String> {
+    stream.write_all(request.as_bytes())?;
+    let mut answer = String::new();
+    stream.take(MAX_ANSWER).read_to_string(&mut answer)?;
+    Ok(answer)
 }

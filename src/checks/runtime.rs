@@ -1,4 +1,4 @@
-//! Asks each runtime for a completion, and finds others that listen on this host.
+//! Asks each runtime for a completion.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -6,20 +6,16 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use ureq::http::Uri;
 
-use super::finding::{Finding, Verdict, named};
+use super::LONGEST;
+use super::finding::{Finding, named};
 use crate::client::{Call, Cancellation, HttpClient, host_and_port, look_up};
 use crate::config::{Config, RuntimeConfig};
 use crate::listener::Address;
 use crate::runtime::{RuntimeError, Runtimes, authorization};
 use crate::text::{escaped, shortened};
 
-/// The ports that runtimes listen on by default.
-const DEFAULT_PORTS: [(&str, u16); 4] = [
-    ("llama-server", 8080),
-    ("Ollama", 11434),
-    ("vLLM", 8000),
-    ("LM Studio", 1234),
-];
+/// The tokens of a request with the most characters, and of its completion.
+const LARGEST_REQUEST: u64 = 13_005;
 
 /// The timeout for a runtime's lists of its models and properties.
 const PROBE_TIME: Duration = Duration::from_secs(2);
@@ -30,26 +26,16 @@ const MAX_ANSWER: u64 = 1024 * 1024;
 /// The most characters of a model's name in a finding.
 const MAX_NAME: usize = 128;
 
-pub fn check(config: &Config) -> Vec<Finding> {
-    let mut findings: Vec<Finding> = config
-        .runtime
-        .urls
-        .iter()
-        .map(|url| Finding {
+pub fn check(config: &Config, each: &mut dyn FnMut(Finding)) {
+    if config.runtime.urls.is_empty() {
+        each(not_configured());
+    }
+    for url in &config.runtime.urls {
+        each(Finding {
             runtime: Some(url.clone()),
             ..try_runtime(url, config)
-        })
-        .collect();
-    if findings.is_empty() {
-        findings.push(not_configured());
+        });
     }
-    if findings
-        .iter()
-        .any(|finding| finding.status == Verdict::Fail)
-    {
-        findings.extend(local_runtimes(config));
-    }
-    findings
 }
 
 pub fn not_configured() -> Finding {
@@ -108,61 +94,41 @@ fn try_runtime(url: &str, config: &Config) -> Finding {
     let runtime = Runtimes::new(&runtime_config, config.worker_share()).expect("it has an address");
     let about = probe(url, &config.runtime).unwrap_or_default();
     let asked = Instant::now();
-    match runtime.generate_token(0, "Say yes.", config.runtime.timeout) {
+    match runtime.generate_token(0, "Say yes.", config.runtime.timeout.min(LONGEST)) {
         Ok(generated) => {
             let mut message = format!("{url}: answers in {} ms", asked.elapsed().as_millis());
+            let mut notes = Vec::new();
             if let Some(context) = about.context {
                 message += &format!(", has a context of {context} tokens");
+                if context < LARGEST_REQUEST {
+                    notes.push(format!(
+                        "the largest requests may not fit: 32,000 characters took 12,493 tokens. Start it with a context of at \
+                         least {LARGEST_REQUEST}"
+                    ));
+                }
             }
             match generated.tokens.total_tokens {
-                Some(_) => Finding::ok("runtime", message + ", reports usage"),
-                None => Finding::warn(
-                    "runtime",
-                    message + ", reports no usage: the token figures will be null",
-                ),
+                Some(_) => message += ", reports usage",
+                None => notes.push("it reports no usage: the token figures will be null".into()),
             }
+            match notes.is_empty() {
+                true => Finding::ok("runtime", message),
+                false => Finding::warn("runtime", format!("{message}; {}", notes.join("; "))),
+            }
+        }
+        // It answers soon.
+        Err(error @ RuntimeError::Status(503)) => {
+            Finding::warn("runtime", format!("{url}: {}", error.diagnosis()))
         }
         Err(error) => {
             let mut message = format!("{url}: {}", error.diagnosis());
             if matches!(error, RuntimeError::UnknownModel(_)) && !about.models.is_empty() {
-                message += &format!(
-                    ": {}",
-                    named(&about.models, |name| shortened(&escaped(name), MAX_NAME))
-                );
+                let name = |name: &String| shortened(&escaped(name), MAX_NAME);
+                message += &format!(": {}", named(&about.models, name));
             }
             Finding::fail("runtime", message)
         }
     }
-}
-
-/// Runtimes that listen on this host's usual ports and are not used.
-fn local_runtimes(config: &Config) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    // The key is for the runtimes of the configuration only.
-    let without_key = RuntimeConfig {
-        api_key: None,
-        ..config.runtime.clone()
-    };
-    for (name, port) in DEFAULT_PORTS {
-        let url = format!("http://127.0.0.1:{port}/v1");
-        if config.runtime.urls.contains(&url) || is_own(port, &config.listen) {
-            continue;
-        }
-        if let Some(about) = probe(&url, &without_key) {
-            let model = match about.models.first() {
-                Some(model) => format!(
-                    " and runtime.model = \"{}\"",
-                    shortened(&escaped(model), MAX_NAME)
-                ),
-                None => String::new(),
-            };
-            let message = format!(
-                "a runtime answers at {url}, where {name} usually listens. To use it: runtime.url = \"{url}\"{model}"
-            );
-            findings.push(Finding::warn("runtime", message));
-        }
-    }
-    findings
 }
 
 /// The models of a runtime and its context size.
@@ -215,32 +181,11 @@ fn read_models(list: &Value) -> Option<RuntimeInfo> {
     })
 }
 
-/// Returns true if this service itself listens on a port of this host: it would answer 404, and log
-/// that.
-fn is_own(port: u16, listen: &Address) -> bool {
-    let is_here = |ip: IpAddr| ip.is_loopback() || ip.is_unspecified();
-    matches!(listen, Address::Tcp(address) if address.port() == port && is_here(address.ip()))
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
-
-    #[test]
-    fn the_service_does_not_take_itself_for_a_runtime() {
-        for (listen, expected) in [
-            ("127.0.0.1:8080", true),
-            ("[::]:8080", true),
-            ("127.0.0.1:8081", false),
-            ("192.0.2.1:8080", false),
-        ] {
-            let address = Address::Tcp(listen.parse().expect("an address"));
-            assert_eq!(is_own(8080, &address), expected, "{listen}");
-        }
-        assert!(!is_own(8080, &Address::Unix("/run/x.sock".into())));
-    }
 
     #[test]
     fn addresses_that_lead_to_the_service_itself() {

@@ -116,6 +116,8 @@ fn a_drill_with_keys_created_changed_rotated_and_revoked_since_the_backup() {
     assert_eq!(changes.len(), 4);
 
     let message = server.stdout_of(&["restore", "copy.db"]);
+    let checked = server.stdout_of(&["check"]);
+    assert!(checked.contains(": writable, "), "{checked}");
     for part in [
         "copy.db: 6 rows, the newest of ",
         "The former database has 1 request more, which the ledger and its sums lose.\n",

@@ -428,7 +428,7 @@ mod tests {
     fn a_check_reads_every_page() {
         let temporary = Temporary::sqlite();
         let path = temporary.folder.join("test.db");
-        temporary.store.check().expect("it is sound");
+        temporary.store.check(true).expect("it is sound");
         let connection = connect(&path, OpenFlags::SQLITE_OPEN_READ_WRITE).expect("a connection");
         connection
             .execute_batch("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -436,7 +436,7 @@ mod tests {
         let mut bytes = fs::read(&path).expect("the file");
         bytes.iter_mut().skip(4096).for_each(|byte| *byte = 0xff);
         fs::write(&path, bytes).expect("the same file");
-        let damage = temporary.store.check().expect_err("it is damaged");
+        let damage = temporary.store.check(true).expect_err("it is damaged");
         assert_eq!(damage.kind, ProblemKind::Damaged);
     }
 }
