@@ -9,7 +9,7 @@ mod search;
 mod settings;
 
 use std::path::{Path, PathBuf};
-use std::{env, mem, path, str};
+use std::{env, fs, io, mem, path, str};
 
 use log::LevelFilter;
 use regex_lite::Regex;
@@ -95,11 +95,8 @@ impl Config {
         let file = named
             .map(Path::to_owned)
             .or(variable.map(PathBuf::from))
-            .or_else(|| usual.exists().then(|| usual.to_owned()));
-        let environment = env::vars_os().filter_map(|(name, value)| {
-            Some((name.into_string().ok()?, value.into_string().ok()?))
-        });
-        Self::read(file.as_deref(), environment.collect())
+            .or_else(|| may_exist(usual).then(|| usual.to_owned()));
+        Self::read(file.as_deref(), env::vars_os().collect())
     }
 
     fn read(file: Option<&Path>, environment: Environment) -> Result<Self> {
@@ -251,6 +248,12 @@ impl Config {
     }
 }
 
+/// Returns false only if there is no such file. One in a folder that may not be entered is there for
+/// the service, so that a command without it would use another database.
+fn may_exist(path: &Path) -> bool {
+    !fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
 fn compatibility(written: &RawSetting) -> Result<Compatibility, WrongSetting> {
     written.parse(|word| match word {
         "strict" => Some(Compatibility::Strict),
@@ -352,16 +355,23 @@ pub fn absolute(path: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::fs::PermissionsExt;
+    use std::thread;
     use std::time::Duration;
 
+    use rustix::process::{Uid, geteuid};
+    use rustix::thread::set_thread_res_uid;
+
     use super::*;
+    use crate::database::ProblemKind;
     use crate::secret::Secret;
 
     fn environment(variables: &[(&str, &str)]) -> Result<Config> {
         let owned = variables
             .iter()
-            .map(|(name, value)| (name.to_string(), value.to_string()));
+            .map(|(name, value)| (name.into(), value.into()));
         Config::read(None, owned.collect())
     }
 
@@ -482,9 +492,7 @@ mod tests {
         let file = beside.join("adriaticum.toml");
         let read = |text: &str, set: &[(&str, &str)]| {
             fs::write(&file, text).expect("a file");
-            let set = set
-                .iter()
-                .map(|(name, value)| (name.to_string(), value.to_string()));
+            let set = set.iter().map(|(name, value)| (name.into(), value.into()));
             let config =
                 Config::read(Some(&file), set.collect()).unwrap_or_else(|error| panic!("{error}"));
             let password = match &config.database {
@@ -558,7 +566,7 @@ mod tests {
                 .partition(|line| line.starts_with("ADRIATICUM_"));
             fs::write(&path, file.join("\n")).expect("a file");
             let set = set.iter().filter_map(|line| line.split_once('='));
-            let set = set.map(|(name, value)| (name.to_owned(), value.replace("\\n", "\n")));
+            let set = set.map(|(name, value)| (name.into(), value.replace("\\n", "\n").into()));
             let message = Config::read(Some(&path), set.collect())
                 .map_or_else(|error| error.to_string(), |_| "accepted".into());
             let message = message.replace(&path.display().to_string(), "FILE");
@@ -611,6 +619,60 @@ mod tests {
             .expect("off needs nothing")
             .search;
         assert_eq!(off.grounding, GroundingMode::Off);
+    }
+
+    /// It was dropped: a database of such a name became adriaticum.db.
+    #[test]
+    fn a_variable_that_is_not_text_is_a_problem() {
+        let path = OsStr::from_bytes(b"/var/lib/a\xff.db").to_owned();
+        let read = |name: &str| Config::read(None, [(name.into(), path.clone())].into());
+        let refused = read("ADRIATICUM_WORKERS").map(drop);
+        assert_eq!(
+            refused.map_err(|problem| problem.to_string()),
+            Err("ADRIATICUM_WORKERS=\"/var/lib/a\u{fffd}.db\": expected UTF-8.".into())
+        );
+        let refused = read("ADRIATICUM_DATABASE").map(drop);
+        assert_eq!(
+            refused.map_err(|problem| (problem.to_string(), problem.kind)),
+            Err((
+                "ADRIATICUM_DATABASE: expected UTF-8.".into(),
+                ProblemKind::Setting
+            ))
+        );
+        for other in ["ADRIATICUM_CONFIG", "ADRIATICUM_WORKER", "OTHER"] {
+            assert!(read(other).is_ok(), "{other} is no setting");
+        }
+    }
+
+    /// `keys create` made a new database in the current folder.
+    #[test]
+    fn a_configuration_that_can_not_be_reached_is_not_missing() {
+        let folder =
+            env::temp_dir().join(format!("adriaticum-{}", crate::secret::secret_hex::<8>()));
+        fs::create_dir(&folder).expect("the folder for temporary files should take one");
+        let path = folder.join("adriaticum.toml");
+        assert!(!may_exist(&path) && !may_exist(&path.join("x")));
+        fs::write(&path, "").expect("a file");
+        assert!(may_exist(&path) && may_exist(&path.join("x")));
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o000)).expect("it is ours");
+        // Root may enter every folder, so another user looks there: this thread alone.
+        let read = || {
+            if geteuid().is_root() {
+                let nobody = Uid::from_raw(65_534);
+                set_thread_res_uid(nobody, nobody, nobody).expect("root may");
+            }
+            let message =
+                Config::read(Some(&path), Environment::new()).map_err(|it| it.to_string());
+            (may_exist(&path), message.map(drop))
+        };
+        let (exists, message) = thread::scope(|scope| scope.spawn(read).join()).expect("no panic");
+        let expected = format!(
+            "{}: it can't be read: Permission denied (os error 13).",
+            path.display()
+        );
+        assert_eq!((exists, message), (true, Err(expected)));
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).expect("it is ours");
+        fs::remove_dir_all(&folder).expect("it should go");
     }
 
     #[test]

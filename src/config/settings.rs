@@ -5,6 +5,7 @@
 //! found at once; `finish` then refuses the configuration.
 
 use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -26,7 +27,7 @@ fn refuse(mut wrong: Vec<WrongSetting>) -> Problem {
 }
 
 /// The values of variables by their names.
-pub type Environment = BTreeMap<String, String>;
+pub type Environment = BTreeMap<OsString, OsString>;
 
 #[derive(Default)]
 pub struct Settings {
@@ -47,10 +48,10 @@ impl Settings {
         // The folder where systemd puts the unit's secrets (LoadCredential=). Commands find them
         // beside the configuration.
         let credentials = environment
-            .remove("CREDENTIALS_DIRECTORY")
+            .remove(OsStr::new("CREDENTIALS_DIRECTORY"))
             .map(PathBuf::from);
         // This variable names the file.
-        environment.remove("ADRIATICUM_CONFIG");
+        environment.remove(OsStr::new("ADRIATICUM_CONFIG"));
         let (file, problems) = path
             .map(read_file)
             .transpose()
@@ -70,9 +71,16 @@ impl Settings {
     pub fn take(&mut self, name: &'static str) -> Option<RawSetting> {
         let setting = setting(name);
         let in_file = self.file.remove(name);
-        let set = self.environment.remove(&setting.variable());
-        set.map(|text| RawSetting::in_variable(setting, text))
-            .or(in_file)
+        let Some(set) = self.environment.remove(OsStr::new(&setting.variable())) else {
+            return in_file;
+        };
+        let is_text = set.to_str().is_some();
+        let set = RawSetting::in_variable(setting, set.to_string_lossy().into_owned());
+        if !is_text {
+            self.problems.push(set.refuse_for("UTF-8"));
+            self.wrong.push(name);
+        }
+        is_text.then_some(set)
     }
 
     /// Takes a setting whose empty text means that it is not set.
@@ -156,7 +164,7 @@ impl Settings {
         let unknown = self
             .environment
             .keys()
-            .filter_map(|name| name.strip_prefix(PREFIX));
+            .filter_map(|name| name.to_str()?.strip_prefix(PREFIX));
         let named = unknown.map(|name| {
             let meant = nearest(
                 name,
