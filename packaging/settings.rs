@@ -1,8 +1,8 @@
 //! The sample file, the manual page and the table of the documentation, made from the table of the
 //! settings.
 
-use adriaticum::config::reference::Accepted::{Lines, List, Number, OneOf, Text};
-use adriaticum::config::reference::DefaultValue::{Computed, Value};
+use adriaticum::config::reference::Accepted::{AnyText, Lines, List, Number, OneOf, Text};
+use adriaticum::config::reference::DefaultValue::{Computed, Implied, Value};
 use adriaticum::config::reference::{SETTINGS, Setting};
 
 /// The configuration that the package installs: every setting, commented out except for the database.
@@ -12,7 +12,7 @@ pub fn sample_file() -> String {
          #\n\
          # A commented-out setting shows its default. An environment variable overrides a setting: ADRIATICUM_WORKERS for\n\
          # workers, ADRIATICUM_RUNTIME_URL for runtime.url. Changes take effect after `systemctl restart adriaticum`, which\n\
-         # refuses no connection; for log_level and the certificate, `systemctl reload adriaticum` is enough.\n",
+         # refuses no connection; where a setting says so, `systemctl reload adriaticum` is enough.\n",
     );
     let mut table = "";
     for setting in &SETTINGS {
@@ -21,7 +21,7 @@ pub fn sample_file() -> String {
             file += &format!("\n[{table}]");
         }
         let (value, default) = match setting.default {
-            Value(value) => (value, String::new()),
+            Value(value) | Implied(value) => (value, String::new()),
             Computed(description, value) => (value, format!("Default: {description}.")),
         };
         // The path is absolute, so that commands use the service's database from any folder.
@@ -31,8 +31,10 @@ pub fn sample_file() -> String {
         };
         let name = setting.name.rsplit('.').next().unwrap_or_default();
         let description = commented(&format!(
-            "{} {} {default}",
-            setting.summary, setting.details
+            "{} {}{} {default}",
+            setting.summary,
+            setting.details,
+            reload(setting)
         ));
         let accepted = commented(&format!("Accepted: {}.", setting.accepted()));
         file += &format!(
@@ -64,13 +66,14 @@ pub fn markdown_table() -> String {
         String::from("| setting | environment | default | accepted | |\n|---|---|---|---|---|\n");
     for setting in &SETTINGS {
         table += &format!(
-            "| `{}` | `{}`{} | {} | {} | {} |\n",
+            "| `{}` | `{}`{} | {} | {} | {}{} |\n",
             setting.name,
             setting.variable(),
             separator(setting),
             default_markdown(setting),
             setting.accepted(),
             setting.summary,
+            reload(setting),
         );
     }
     table
@@ -89,7 +92,7 @@ pub fn manual_page() -> String {
                 separator(setting),
                 default_markdown(setting)
             )),
-            roff(setting.summary),
+            roff(&format!("{}{}", setting.summary, reload(setting))),
         );
         if !setting.details.is_empty() {
             page += &format!("{}\n", roff(setting.details));
@@ -135,8 +138,14 @@ An unknown variable whose name begins with \fBADRIATICUM_\fR is only a warning.
 .PP
 A name with a dot is a setting in a table: \fBruntime.url\fR is \fBurl\fR under \fB[runtime]\fR.
 .PP
-Changes take effect after a restart. \fBsystemctl reload adriaticum\fR (SIGHUP) is enough for \fBlog_level\fR,
-\fBtls.cert\fR and \fBtls.key\fR.
+Changes take effect after a restart. \fBsystemctl reload adriaticum\fR (SIGHUP) is enough for settings that say so, and logs
+which others have changed.
+.PP
+The password of the database and the key for the runtime are better in files of their own.
+Without a setting, they are \fIdatabase\-password\fR and \fIruntime\-key\fR in the folder that \fBCREDENTIALS_DIRECTORY\fR
+names, as in the systemd service, else in the folder of the configuration.
+If a setting and a file that another setting names both have one, it has to be the same.
+Only a command that needs a secret reads it: it fails if the file is there and can't be read.
 .SH SETTINGS
 "#;
 
@@ -168,8 +177,15 @@ url = "http://127.0.0.1:8081/v1"
 fn default_markdown(setting: &Setting) -> String {
     match setting.default {
         Value("") => "none".into(),
-        Value(text) => format!("`{}`", toml(setting, text)),
+        Value(text) | Implied(text) => format!("`{}`", toml(setting, text)),
         Computed(description, _) => description.into(),
+    }
+}
+
+fn reload(setting: &Setting) -> &'static str {
+    match setting.is_reloaded {
+        true => " A reload applies it.",
+        false => "",
     }
 }
 
@@ -184,7 +200,7 @@ fn separator(setting: &Setting) -> &'static str {
 fn toml(setting: &Setting, text: &str) -> String {
     match setting.accepted {
         Number(..) => text.into(),
-        OneOf(_) | Text(_) => format!("{text:?}"),
+        OneOf(_) | Text(_) | AnyText(_) => format!("{text:?}"),
         List(_) | Lines(_) => {
             format!(
                 "{:?}",
@@ -200,7 +216,7 @@ fn toml(setting: &Setting, text: &str) -> String {
 mod tests {
     use std::{env, fs};
 
-    use adriaticum::config::Config;
+    use adriaticum::config::{Config, SecretsNeeded};
 
     use super::*;
     use crate::support::Folder;
@@ -245,14 +261,14 @@ mod tests {
         );
     }
 
-    /// Every setting is in the table, or `take` panics; every setting of the table is read, or `finish` panics.
+    /// Every setting of the table is read, or `finish` panics.
     #[test]
     fn the_sample_file_has_every_setting_with_its_default() {
         let folder = Folder::new();
         let read = |text: &str| {
             let path = folder.path("a.toml");
             fs::write(&path, text).expect("a file");
-            Config::load(Some(&path)).unwrap_or_else(|error| panic!("{error}"))
+            Config::load(Some(&path), SecretsNeeded::All).unwrap_or_else(|error| panic!("{error}"))
         };
         let sample = sample_file();
         let uncomment = |line: &str| match line.strip_prefix('#') {
@@ -271,14 +287,11 @@ mod tests {
         );
         let defaults = read("");
         assert_eq!(defaults.differences(&read(&sample)), ["database"]);
-        let everything = Config {
-            buffer_limit: defaults.buffer_limit,
-            ..read(&everything)
-        };
-        // The default zone and host are set here, which is more than the same names by default.
+        // The default zone and host are set here, which is more than the same names by default; the
+        // default limit depends on the host.
         assert_eq!(
-            defaults.differences(&everything),
-            ["database", "time_zone", "console_host"]
+            defaults.differences(&read(&everything)),
+            ["database", "time_zone", "console_host", "buffer_limit"]
         );
     }
 }

@@ -16,7 +16,7 @@ use signal_hook::low_level::pipe;
 
 use crate::audit::Actor;
 use crate::checks;
-use crate::config::Config;
+use crate::config::{Config, SecretsNeeded};
 use crate::database::Result;
 use crate::listener::Acceptor;
 use crate::runtime::Runtimes;
@@ -157,8 +157,8 @@ impl ServiceParts {
         let now = NotifyState::monotonic_usec_now();
         let now = now.expect("the system should have a monotonic clock");
         notify(&[NotifyState::Reloading, now]);
-        let reloaded =
-            Config::load(self.config.file.as_deref()).and_then(|config| self.apply(&config));
+        let reloaded = Config::load(self.config.file.as_deref(), SecretsNeeded::All)
+            .and_then(|config| self.apply(&config));
         if let Err(problem) = reloaded {
             log::error!("configuration not reloaded: {problem}");
         }

@@ -79,14 +79,8 @@ pub fn database_failed(config: &Config, problem: Problem) -> Problem {
         return problem;
     }
     let name = config.database_name();
-    let unread = config
-        .unread_files
-        .iter()
-        .find(|(setting, _)| *setting == "database_password_file")
-        .map_or(String::new(), |(_, reason)| format!(" {reason}."));
-    let text = format!(
-        "the database {name}: {problem}.{unread} The setting is database (ADRIATICUM_DATABASE)"
-    );
+    let text =
+        format!("the database {name}: {problem}. The setting is database (ADRIATICUM_DATABASE)");
     Problem { text, ..problem }
 }
 
@@ -169,7 +163,7 @@ fn configuration(config: &Config) -> Finding {
     )
 }
 
-/// Warns about files with secrets that every user of this host can read, or that this user can't.
+/// Warns about files with secrets that every user of this host can read.
 fn exposed_secrets(config: &Config) -> Option<Finding> {
     let service_files = [
         config.tls.as_ref().map(|files| files.key.as_path()),
@@ -203,7 +197,6 @@ fn exposed_secrets(config: &Config) -> Option<Finding> {
             path.display()
         ));
     }
-    message.extend(config.unread_files.iter().map(|(_, reason)| reason.clone()));
     (!message.is_empty()).then(|| Finding::warn("secrets", message.join("; ")))
 }
 

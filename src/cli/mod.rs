@@ -20,7 +20,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
-use crate::config::Config;
+use crate::config::{Config, SecretsNeeded};
 use crate::database::{ProblemKind, Result};
 use crate::logging;
 use crate::text::may_hold_a_secret;
@@ -131,28 +131,29 @@ fn run(
     }: CommandLine,
 ) -> Result<()> {
     let by = shared::actor();
-    let load = || Config::load(config.as_deref());
+    let load = |needed| Config::load(config.as_deref(), needed);
     // With the secrets, which only root may be able to read.
-    let load_as_owner = || -> Result<Config> {
-        let config = load()?;
+    let load_as_owner = |needed| -> Result<Config> {
+        let config = load(needed)?;
         shared::become_owner(&config.database)?;
         Ok(config)
     };
+    let load_to_open = || load_as_owner(SecretsNeeded::OfDatabase);
     match command {
         // The service takes signals from its start on.
         Command::Serve => serve::run(config.as_deref(), &by),
         // A wrong configuration is a finding.
-        Command::Check(options) => check::run(&options, load()),
-        Command::Keys(command) => command.run(&load_as_owner()?, &by),
-        Command::Usage(options) => options.run(&load_as_owner()?),
-        Command::Search(command) => command.run(&load_as_owner()?),
+        Command::Check(options) => check::run(&options, load(SecretsNeeded::All)),
+        Command::Keys(command) => command.run(&load_to_open()?, &by),
+        Command::Usage(options) => options.run(&load_to_open()?),
+        Command::Search(command) => command.run(&load_as_owner(SecretsNeeded::Nothing)?),
         Command::Console(console::ConsoleCommand::Password) => {
-            console::set_password(&load_as_owner()?, &by)
+            console::set_password(&load_to_open()?, &by)
         }
-        Command::Audit(options) => console::audit(&options, &load_as_owner()?),
-        Command::Backup(options) => options.run(&load()?),
-        Command::Restore(options) => options.run(&load()?, &by),
-        Command::Move(options) => options.run(&load()?),
+        Command::Audit(options) => console::audit(&options, &load_to_open()?),
+        Command::Backup(options) => options.run(&load(SecretsNeeded::OfDatabase)?),
+        Command::Restore(options) => options.run(&load(SecretsNeeded::OfDatabase)?, &by),
+        Command::Move(options) => options.run(load),
     }
 }
 

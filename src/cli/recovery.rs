@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::shared::{about, become_owner, note, open_as_owner, print};
 use crate::audit::Actor;
 use crate::checks;
-use crate::config::{self, Config};
+use crate::config::{Config, SecretsNeeded};
 use crate::database::sqlite::lock::FileLock;
 use crate::database::sqlite::replacement::Backup;
 use crate::database::sqlite::{OpenFile, backup};
@@ -57,7 +57,7 @@ pub(super) struct MoveOptions {
     #[arg(long, value_name = "DATABASE", value_parser = parse_location)]
     from: DatabaseLocation,
     /// The postgresql:// URI of an empty database. Its password can also come from the file that
-    /// database_password_file names, or from database-password beside the configuration
+    /// database_password_file names, or from database-password, as for the service
     #[arg(long, value_name = "DATABASE", value_parser = parse_location)]
     to: DatabaseLocation,
 }
@@ -115,10 +115,15 @@ fn parse_location(text: &str) -> Result<DatabaseLocation, String> {
 }
 
 impl MoveOptions {
-    pub fn run(self, config: &Config) -> Result<()> {
+    pub fn run(self, load: impl FnOnce(SecretsNeeded) -> Result<Config>) -> Result<()> {
         match (self.from, self.to) {
-            (from @ DatabaseLocation::Sqlite(_), DatabaseLocation::Postgres(to)) => {
-                move_database(&from, to, config)
+            (from @ DatabaseLocation::Sqlite(_), DatabaseLocation::Postgres(mut to)) => {
+                let needed = match &to.password {
+                    Some(_) => SecretsNeeded::Nothing,
+                    None => SecretsNeeded::Password,
+                };
+                to.password = load(needed)?.database_password.or(to.password);
+                move_database(&from, &to)
             }
             (DatabaseLocation::Postgres(_), _) => Err(Problem::usage(
                 "--from takes a SQLite database. To copy a PostgreSQL database, use pg_dump and pg_restore",
@@ -130,13 +135,7 @@ impl MoveOptions {
     }
 }
 
-fn move_database(from: &DatabaseLocation, mut to: DatabaseUri, config: &Config) -> Result<()> {
-    let password_file = config.database_password_file.as_ref();
-    if let Some(path) = password_file.filter(|_| to.password.is_none()) {
-        to.password = config::password_in(path).map_err(|error| {
-            Problem::new(ProblemKind::Setting, format!("{}: {error}", path.display()))
-        })?;
-    }
+fn move_database(from: &DatabaseLocation, to: &DatabaseUri) -> Result<()> {
     become_owner(from)?;
     let store = Store::open(from, Access::Existing).map_err(|problem| match problem.kind {
         ProblemKind::Missing => Problem::other(format!(
@@ -150,7 +149,7 @@ fn move_database(from: &DatabaseLocation, mut to: DatabaseUri, config: &Config) 
         .transpose()
         .map_err(about(from))?;
     let MoveResult { found, marked } =
-        moving::move_to(&store.database, &to, &Progress::on_stderr()).map_err(about(&to))?;
+        moving::move_to(&store.database, to, &Progress::on_stderr()).map_err(about(to))?;
     let keys = count(store.keys.list()?.len() as i64, "key");
     let rows = count(found.rows as i64, "row");
     print(&format!(

@@ -19,7 +19,7 @@ use crate::api::rows::RowLimits;
 use crate::audit::Actor;
 use crate::background::{Background, ServiceParts, notify};
 use crate::checks;
-use crate::config::{Config, GroundingMode, RuntimeConfig, SearchConfig};
+use crate::config::{Config, GroundingMode, RuntimeConfig, SearchConfig, SecretsNeeded};
 use crate::console::Console;
 use crate::database::sqlite::lock::FileLock;
 use crate::database::{Access, DatabaseLocation, Problem, ProblemKind, Result};
@@ -112,7 +112,7 @@ impl Signals {
 
 /// Reads the configuration and starts the log.
 fn load(file: Option<&Path>) -> Result<Config> {
-    let config = Config::load(file)?;
+    let config = Config::load(file, SecretsNeeded::All)?;
     if let Some(owner) = Account::of_database(&config.database) {
         return Err(Problem::new(
             ProblemKind::Setting,
@@ -131,9 +131,6 @@ fn load(file: Option<&Path>) -> Result<Config> {
     }
     for name in &config.unknown_variables {
         log::warn!("unknown variable in the environment: {name}");
-    }
-    for (setting, reason) in &config.unread_files {
-        log::warn!("{reason}. The setting is {setting}");
     }
     Ok(config)
 }
@@ -410,7 +407,7 @@ mod tests {
             crate::secret::secret_hex::<8>()
         ));
         std::fs::write(&path, settings).expect("the folder for temporary files should take one");
-        let config = Config::load(Some(&path));
+        let config = Config::load(Some(&path), SecretsNeeded::All);
         std::fs::remove_file(&path).expect("it should go");
         let config = config.unwrap_or_else(|error| panic!("{error}"));
         longest_work(&config.runtime, &config.search)

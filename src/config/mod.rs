@@ -1,27 +1,29 @@
 //! The configuration: every setting checked once, at start.
 
-mod database;
-mod memory;
-mod raw_setting;
 pub mod reference;
-mod runtime;
-mod search;
+mod secrets;
 mod settings;
+mod values;
 
+use std::collections::{BTreeMap, HashSet};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::{env, fs, io, mem, path, str};
+use std::time::Duration;
+use std::{env, fs, io, path};
 
 use log::LevelFilter;
 use regex_lite::Regex;
+use rustls::pki_types::CertificateDer;
 
-pub use database::password_in;
-use raw_setting::{RawSetting, WrongSetting};
-pub use runtime::RuntimeConfig;
-pub use search::{GroundingMode, SearchBackend, SearchConfig};
+use reference::SETTINGS;
+use secrets::Secrets;
+pub use secrets::SecretsNeeded;
 use settings::{Environment, Settings};
 
 use crate::database::{DatabaseLocation, Result};
 use crate::listener::{Address, Proxies, TrustedProxy};
+use crate::secret::Secret;
+use crate::text::words;
 use crate::time_zone;
 
 /// The file that is read if none is named.
@@ -36,8 +38,8 @@ pub struct Config {
     /// `console_host` is not set: the console is served to clients on this host only.
     pub console_is_local: bool,
     pub database: DatabaseLocation,
-    /// The file with its password, if there is one.
-    pub database_password_file: Option<PathBuf>,
+    /// The password in a file, if there is one and the command needs it.
+    pub database_password: Option<Secret>,
     /// The zone that a new database takes, and that any other one has to have; `None` leaves it to
     /// the database.
     pub time_zone: Option<String>,
@@ -60,14 +62,13 @@ pub struct Config {
     pub retention_days: Option<u32>,
     /// The file it was read from, if any.
     pub file: Option<PathBuf>,
-    /// Files with a secret: this one, if it has a key or a password, and those that settings name.
+    /// Files with a secret: this one, if it has a key or a password, and those that were read.
     pub secret_files: Vec<PathBuf>,
-    /// Files of the service with a secret that this user can't read, by their settings, and the
-    /// reason.
-    pub unread_files: Vec<(&'static str, String)>,
     /// Variables with the prefix of settings that are unknown, each with the one that was probably
     /// meant.
     pub unknown_variables: Vec<String>,
+    /// The settings as texts, and files by their content.
+    texts: BTreeMap<&'static str, Secret>,
 }
 
 /// The PEM files of the certificate and its key.
@@ -77,71 +78,147 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
-/// The members of a request that are accepted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Compatibility {
-    /// Only the members of the specification.
-    Strict,
-    /// Also members that OpenAI's clients add and that do not change the result.
-    OpenAi,
+// The members of a request that are accepted.
+words! {
+    pub enum Compatibility {
+        /// Only the members of the specification.
+        Strict = "strict",
+        /// Also members that OpenAI's clients add and that do not change the result.
+        OpenAi = "openai",
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct RuntimeConfig {
+    pub urls: Vec<String>,
+    pub model: String,
+    pub api_key: Option<Secret>,
+    /// The CAs that are trusted for an `https://` runtime; `None` means those of the system.
+    pub ca: Option<Vec<CertificateDer<'static>>>,
+    /// For all runtime calls of one request together.
+    pub timeout: Duration,
+}
+
+#[derive(Clone, Debug)]
+pub struct SearchConfig {
+    pub backend: Option<SearchBackend>,
+    /// The file of the embedded index, even if Search does not use it.
+    pub index: PathBuf,
+    pub grounding: GroundingMode,
+    /// If one of these matches the user's words, the answer needs Search.
+    pub patterns: Vec<Regex>,
+    /// For the Search call of a request.
+    pub timeout: Duration,
+    pub results: usize,
+}
+
+impl SearchConfig {
+    /// Returns the settings that ground completions in the embedded index; `None` if they are set.
+    pub fn how_to_use_index(&self) -> Option<&'static str> {
+        (self.backend != Some(SearchBackend::Index) || self.grounding == GroundingMode::Off)
+            .then_some("To use it, set search.url to \"index:\" and search.grounding to \"always\", \"match\" or \"auto\".")
+    }
+}
+
+/// The instance or the index that Search asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SearchBackend {
+    /// The base address of an instance, without a slash at its end.
+    SearXng(String),
+    Index,
+}
+
+// The answers that have to be grounded in Search results.
+words! {
+    pub enum GroundingMode {
+        Off = "off",
+        Always = "always",
+        /// If a pattern matches the user's words.
+        Match = "match",
+        /// If a pattern matches, or if the model says that facts are needed.
+        Auto = "auto",
+    }
 }
 
 impl Config {
     /// Reads the file named on the command line, else that of `ADRIATICUM_CONFIG`, else the usual
     /// one if it exists. The environment overrides it.
-    pub fn load(named: Option<&Path>) -> Result<Self> {
+    pub fn load(named: Option<&Path>, needed: SecretsNeeded) -> Result<Self> {
         let variable = env::var_os("ADRIATICUM_CONFIG").filter(|path| !path.is_empty());
         let usual = Path::new(DEFAULT_FILE);
         let file = named
             .map(Path::to_owned)
             .or(variable.map(PathBuf::from))
             .or_else(|| may_exist(usual).then(|| usual.to_owned()));
-        Self::read(file.as_deref(), env::vars_os().collect())
+        Self::read(file.as_deref(), env::vars_os().collect(), needed)
     }
 
-    fn read(file: Option<&Path>, environment: Environment) -> Result<Self> {
-        let mut settings = Settings::read(file, environment)?;
-        let api_hosts = settings.value("api_hosts", api_hosts);
-        let (console_host, console_is_local) = settings.value("console_host", |written| {
-            Ok((console_host(written, &api_hosts)?, written.is_default()))
-        });
-        let (database, database_password_file) = database::read(&mut settings);
-        let gateway = database::read_gateway(&mut settings, &database);
-        let mut config = Self {
-            listen: settings.value("listen", listen),
-            socket_mode: settings.value("socket_mode", socket_mode),
-            console_host,
-            console_is_local,
-            api_hosts,
-            workers: settings.value("workers", RawSetting::number) as usize,
-            queue: settings.value("queue", RawSetting::number) as usize,
-            max_connections: settings.value("max_connections", RawSetting::number) as usize,
-            buffer_limit: settings
-                .optional("buffer_limit", RawSetting::number)
-                .unwrap_or_else(memory::default_buffer_limit) as usize,
-            compatibility: settings.value("compatibility", compatibility),
-            log_level: settings.value("log_level", |written| {
-                written.parse(|word| word.parse().ok())
-            }),
-            tls: tls(&mut settings),
-            trusted_proxies: settings.value("trusted_proxies", trusted_proxies),
-            runtime: runtime::read(&mut settings),
-            search: search::read(&mut settings, &database),
-            database,
-            database_password_file,
-            time_zone: time_zone(&mut settings),
-            gateway,
-            retention_days: match settings.value("usage.retention_days", RawSetting::number) {
-                0 => None,
-                days => Some(days as u32),
-            },
-            file: file.map(Path::to_owned),
-            secret_files: mem::take(&mut settings.secret_files),
-            unread_files: mem::take(&mut settings.unread_files),
-            unknown_variables: Vec::new(),
+    fn read(file: Option<&Path>, environment: Environment, needed: SecretsNeeded) -> Result<Self> {
+        let credentials = environment.get(OsStr::new("CREDENTIALS_DIRECTORY"));
+        let mut secrets = Secrets {
+            needed,
+            folder: credentials.map_or_else(|| Some(file?.parent()?.into()), |it| Some(it.into())),
+            files: Vec::new(),
         };
-        config.unknown_variables = settings.finish()?;
-        Ok(config)
+        let mut settings = Settings::read(file, environment)?;
+        let (database, database_password) = secrets.database(&mut settings);
+        let (has_zone, has_console) = (
+            settings.is_set("time_zone"),
+            settings.is_set("console_host"),
+        );
+        let api_hosts = settings.list("api_hosts", values::host);
+        let console_host = settings.value("console_host", |text| {
+            let is_free = |host: &String| !has_console || !api_hosts.contains(host);
+            match text {
+                "" => Some(None),
+                text => values::host(text).filter(is_free).map(Some),
+            }
+        });
+        let config = Self {
+            listen: settings.value("listen", values::listen),
+            socket_mode: settings.value("socket_mode", values::socket_mode),
+            api_hosts,
+            console_host,
+            console_is_local: !has_console,
+            time_zone: settings
+                .optional("time_zone", |name| {
+                    time_zone::is_name(name).then(|| name.to_owned())
+                })
+                .filter(|_| has_zone),
+            gateway: gateway(&mut settings, &database),
+            workers: settings.count("workers"),
+            queue: settings.count("queue"),
+            max_connections: settings.count("max_connections"),
+            buffer_limit: settings
+                .number("buffer_limit")
+                .unwrap_or_else(values::buffer_limit) as usize,
+            compatibility: settings.value("compatibility", Compatibility::parse),
+            log_level: settings.value("log_level", |word| word.parse().ok()),
+            tls: tls(&mut settings),
+            trusted_proxies: Proxies(settings.list("trusted_proxies", TrustedProxy::parse)),
+            runtime: runtime(&mut settings, &mut secrets),
+            search: search(&mut settings, &database),
+            database,
+            database_password,
+            retention_days: settings
+                .number("usage.retention_days")
+                .filter(|days| *days > 0)
+                .map(|days| days as u32),
+            file: file.map(Path::to_owned),
+            secret_files: secrets.files,
+            unknown_variables: Vec::new(),
+            texts: BTreeMap::new(),
+        };
+        let Settings {
+            texts,
+            unknown_variables,
+            ..
+        } = settings.finish()?;
+        Ok(Self {
+            texts,
+            unknown_variables,
+            ..config
+        })
     }
 
     /// The bytes of `buffer_limit` that each worker has for the answers of the runtime and of
@@ -154,7 +231,7 @@ impl Config {
     /// database.
     pub fn gateway_name(&self) -> String {
         if self.gateway.is_empty() {
-            database::host_name()
+            values::host_name()
         } else {
             self.gateway.clone()
         }
@@ -188,63 +265,16 @@ impl Config {
     }
 
     /// Returns the settings that differ in `new` and that only a restart applies. A reload applies
-    /// `log_level`, new TLS files and new content in them, but does not turn TLS on or off. The
-    /// files of secrets count by their content.
+    /// new values of some, but does not turn them on or off.
     pub fn differences(&self, new: &Self) -> Vec<&'static str> {
-        let (runtime, search) = (&self.runtime, &self.search);
-        let console = |config: &Self| (config.console_host.clone(), config.console_is_local);
-        let patterns = |config: &Self| {
-            config
-                .search
-                .patterns
-                .iter()
-                .map(Regex::to_string)
-                .collect::<Vec<_>>()
-        };
-        let differing = [
-            ("database", self.database != new.database),
-            (
-                "database_password_file",
-                self.database_password_file != new.database_password_file,
-            ),
-            ("time_zone", self.time_zone != new.time_zone),
-            ("gateway", self.gateway != new.gateway),
-            ("listen", self.listen != new.listen),
-            ("socket_mode", self.socket_mode != new.socket_mode),
-            ("api_hosts", self.api_hosts != new.api_hosts),
-            ("console_host", console(self) != console(new)),
-            (
-                "trusted_proxies",
-                self.trusted_proxies != new.trusted_proxies,
-            ),
-            ("workers", self.workers != new.workers),
-            ("queue", self.queue != new.queue),
-            (
-                "max_connections",
-                self.max_connections != new.max_connections,
-            ),
-            ("buffer_limit", self.buffer_limit != new.buffer_limit),
-            ("compatibility", self.compatibility != new.compatibility),
-            ("tls.cert", self.tls.is_some() != new.tls.is_some()),
-            ("runtime.url", runtime.urls != new.runtime.urls),
-            ("runtime.model", runtime.model != new.runtime.model),
-            ("runtime.api_key", runtime.api_key != new.runtime.api_key),
-            ("runtime.ca", runtime.ca != new.runtime.ca),
-            ("runtime.timeout", runtime.timeout != new.runtime.timeout),
-            ("search.url", search.backend != new.search.backend),
-            ("search.grounding", search.grounding != new.search.grounding),
-            ("search.match", patterns(self) != patterns(new)),
-            ("search.timeout", search.timeout != new.search.timeout),
-            ("search.results", search.results != new.search.results),
-            (
-                "usage.retention_days",
-                self.retention_days != new.retention_days,
-            ),
-        ];
-        differing
-            .into_iter()
-            .filter_map(|(name, differs)| differs.then_some(name))
-            .collect()
+        let differing = SETTINGS.iter().filter(|setting| {
+            let (old, new) = (self.texts.get(setting.name), new.texts.get(setting.name));
+            match setting.is_reloaded {
+                true => old.is_some() != new.is_some(),
+                false => old != new,
+            }
+        });
+        differing.map(|setting| setting.name).collect()
     }
 }
 
@@ -254,95 +284,91 @@ fn may_exist(path: &Path) -> bool {
     !fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
-fn compatibility(written: &RawSetting) -> Result<Compatibility, WrongSetting> {
-    written.parse(|word| match word {
-        "strict" => Some(Compatibility::Strict),
-        "openai" => Some(Compatibility::OpenAi),
-        _ => None,
-    })
-}
-
-fn listen(written: &RawSetting) -> Result<Address, WrongSetting> {
-    written.parse(|text| match text.strip_prefix("unix:") {
-        Some(path) => (!path.is_empty()).then(|| Address::Unix(path.into())),
-        None => match text.strip_prefix("localhost:") {
-            Some(port) => port.parse().ok().map(Address::Localhost),
-            None => text.parse().ok().map(Address::Tcp),
-        },
-    })
-}
-
-fn socket_mode(written: &RawSetting) -> Result<u32, WrongSetting> {
-    written.parse(|text| {
-        let digits = text.bytes().all(|b| b.is_ascii_digit()).then_some(text)?;
-        u32::from_str_radix(digits, 8)
-            .ok()
-            .filter(|&mode| mode <= 0o777)
-    })
-}
-
-fn api_hosts(written: &RawSetting) -> Result<Vec<String>, WrongSetting> {
-    let hosts = written.parse_each(host)?;
-    if hosts.is_empty() {
-        Err(written.refuse())
-    } else {
-        Ok(hosts)
+/// Reads the name of this gateway, by default the host's; empty if no other gateway can share the
+/// database.
+fn gateway(settings: &mut Settings, database: &DatabaseLocation) -> String {
+    let name = settings.optional("gateway", values::gateway);
+    if database.file().is_some() {
+        return String::new();
     }
-}
-
-fn console_host(
-    written: &RawSetting,
-    api_hosts: &[String],
-) -> Result<Option<String>, WrongSetting> {
-    written.parse(|text| match text {
-        "" => Some(None),
-        text => host(text)
-            .filter(|host| written.is_default() || !api_hosts.contains(host))
-            .map(Some),
-    })
-}
-
-fn trusted_proxies(written: &RawSetting) -> Result<Proxies, WrongSetting> {
-    written.parse_each(TrustedProxy::parse).map(Proxies)
-}
-
-/// Normalizes a host name or address as it is in requests: lower case, an IPv6 address without
-/// brackets.
-fn host(text: &str) -> Option<String> {
-    let bare = text
-        .strip_prefix('[')
-        .and_then(|rest| rest.strip_suffix(']'))
-        .unwrap_or(text);
-    let is_name = !bare.is_empty()
-        && bare
-            .bytes()
-            .all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));
-    (is_name || bare.parse::<std::net::Ipv6Addr>().is_ok()).then(|| bare.to_ascii_lowercase())
-}
-
-fn time_zone(settings: &mut Settings) -> Option<String> {
-    let written = settings.take_filled("time_zone")?;
-    let name = written.parse(|text| time_zone::is_name(text).then(|| text.to_owned()));
-    settings.accept(name)
+    let host = || values::gateway(&values::host_name());
+    name.or_else(host).unwrap_or_else(|| "gateway".into())
 }
 
 fn tls(settings: &mut Settings) -> Option<TlsFiles> {
-    let path = |written: &RawSetting| written.text().map(PathBuf::from);
-    let files = match (
-        settings.take_filled("tls.cert"),
-        settings.take_filled("tls.key"),
-    ) {
-        (None, None) => return None,
-        (Some(cert), Some(key)) => path(&cert).and_then(|cert| {
-            Ok(TlsFiles {
-                cert,
-                key: path(&key)?,
-            })
-        }),
-        (Some(cert), None) => Err(cert.refuse_for("tls.key to be set too")),
-        (None, Some(key)) => Err(key.refuse_for("tls.cert to be set too")),
+    for (one, other) in [("tls.cert", "tls.key"), ("tls.key", "tls.cert")] {
+        if settings.is_set(one) && !settings.is_set(other) {
+            let raw = settings.take(one)?;
+            return settings.accept(Err(raw.refuse_for(&format!("{other} to be set too"))));
+        }
+    }
+    let [cert, key] =
+        ["tls.cert", "tls.key"].map(|name| settings.optional(name, |path| Some(path.into())));
+    Some(TlsFiles {
+        cert: cert?,
+        key: key?,
+    })
+}
+
+fn runtime(settings: &mut Settings, secrets: &mut Secrets) -> RuntimeConfig {
+    let mut config = RuntimeConfig {
+        urls: settings.list("runtime.url", values::runtime_url),
+        model: settings.value("runtime.model", |name| Some(name.to_owned())),
+        api_key: secrets.runtime_key(settings),
+        ca: settings.read_with("runtime.ca", values::certificates),
+        timeout: settings.seconds("runtime.timeout"),
     };
-    settings.accept(files)
+    let ca = config
+        .ca
+        .as_ref()
+        .map(|certificates| format!("{certificates:?}"));
+    settings.note_content("runtime.ca", ca.as_deref());
+    // A request is sent to each at most once, and each has one series in the metrics.
+    let mut known = HashSet::new();
+    config.urls.retain(|url| known.insert(url.clone()));
+    config
+}
+
+fn search(settings: &mut Settings, database: &DatabaseLocation) -> SearchConfig {
+    let (has_backend, has_patterns) = (
+        settings.is_set("search.url"),
+        settings.is_set("search.match"),
+    );
+    // A service that could not ask Search would refuse every request.
+    let grounding = settings.read_with("search.grounding", |raw| {
+        match GroundingMode::parse(raw.text()) {
+            None => Err(raw.refuse()),
+            Some(mode) if mode != GroundingMode::Off && !has_backend => Err(raw.refuse_for(
+                "off, because search.url is not set: set it to the address of a SearXNG instance, or to index:",
+            )),
+            Some(GroundingMode::Match) if !has_patterns => {
+                Err(raw.refuse_for("regular expressions in search.match for this mode"))
+            }
+            Some(mode) => Ok(mode),
+        }
+    });
+    SearchConfig {
+        backend: settings.optional("search.url", values::search_backend),
+        // Each gateway has an index of its own.
+        index: index_beside(database.file().unwrap_or(Path::new("adriaticum.db"))),
+        grounding: grounding.unwrap_or(GroundingMode::Off),
+        patterns: settings
+            .read_with("search.match", values::patterns)
+            .unwrap_or_default(),
+        timeout: settings.seconds("search.timeout"),
+        results: settings.count("search.results"),
+    }
+}
+
+/// Returns the path of the index: beside the database, with `-search` after its name.
+fn index_beside(database: &Path) -> PathBuf {
+    let mut name = database.file_stem().unwrap_or_default().to_owned();
+    name.push("-search");
+    if let Some(ending) = database.extension() {
+        name.push(".");
+        name.push(ending);
+    }
+    database.with_file_name(name)
 }
 
 /// The whole path of a file, for messages.
@@ -372,7 +398,7 @@ mod tests {
         let owned = variables
             .iter()
             .map(|(name, value)| (name.into(), value.into()));
-        Config::read(None, owned.collect())
+        Config::read(None, owned.collect(), SecretsNeeded::All)
     }
 
     /// Errors are returned without the file's name.
@@ -382,7 +408,7 @@ mod tests {
             crate::secret::secret_hex::<8>()
         ));
         fs::write(&path, text).expect("the folder for temporary files should take one");
-        let config = Config::read(Some(&path), Environment::new());
+        let config = Config::read(Some(&path), Environment::new(), SecretsNeeded::All);
         fs::remove_file(&path).expect("the file should still be there");
         config.map_err(|error| {
             error
@@ -476,75 +502,6 @@ mod tests {
         fs::remove_file(&path).expect("the file should still be there");
     }
 
-    /// The unit's files were found only with a variable, so a command without it had neither
-    /// password nor key.
-    #[test]
-    fn secrets_are_beside_the_configuration_or_among_the_units_credentials() {
-        let folder = |name: &str| {
-            let path =
-                env::temp_dir().join(format!("adriaticum-{}", crate::secret::secret_hex::<8>()));
-            fs::create_dir(&path).expect("the folder for temporary files should take one");
-            fs::write(path.join("runtime-key"), format!("key-{name}\n")).expect("a file");
-            fs::write(path.join("database-password"), format!("word-{name}\n")).expect("a file");
-            path
-        };
-        let (beside, credentials) = (folder("beside"), folder("unit"));
-        let file = beside.join("adriaticum.toml");
-        let read = |text: &str, set: &[(&str, &str)]| {
-            fs::write(&file, text).expect("a file");
-            let set = set.iter().map(|(name, value)| (name.into(), value.into()));
-            let config =
-                Config::read(Some(&file), set.collect()).unwrap_or_else(|error| panic!("{error}"));
-            let password = match &config.database {
-                DatabaseLocation::Postgres(uri) => uri
-                    .password
-                    .as_ref()
-                    .map(Secret::expose)
-                    .unwrap_or_default(),
-                DatabaseLocation::Sqlite(_) => "",
-            };
-            let key = config
-                .runtime
-                .api_key
-                .as_ref()
-                .map(Secret::expose)
-                .unwrap_or_default();
-            format!("{password} {key}")
-        };
-        let (unit, other) = (
-            credentials.display().to_string(),
-            credentials.join("runtime-key").display().to_string(),
-        );
-        let database = "database = 'postgresql://user@db.test/'\n";
-        assert_eq!(read(database, &[]), "word-beside key-beside");
-        assert_eq!(
-            read(database, &[("CREDENTIALS_DIRECTORY", &unit)]),
-            "word-unit key-unit"
-        );
-        assert_eq!(read("", &[]), " key-beside", "SQLite has no password");
-        let named = format!(
-            "{database}database_password_file = '{other}'\nruntime.api_key_file = '{other}'"
-        );
-        assert_eq!(read(&named, &[]), "key-unit key-unit");
-        assert_eq!(
-            read(&named, &[("ADRIATICUM_RUNTIME_API_KEY_FILE", "")]),
-            "key-unit key-beside"
-        );
-        let set = [
-            ("ADRIATICUM_DATABASE", "postgresql://user:mine@db.test/"),
-            ("ADRIATICUM_RUNTIME_API_KEY", "mine"),
-        ];
-        assert_eq!(read(database, &set), "mine mine", "a default comes last");
-        let refused = Config::read(None, [("ADRIATICUM_CONFIG".into(), "x".into())].into());
-        assert!(
-            refused.is_ok_and(|config| config.runtime.api_key.is_none()),
-            "no file, no folder"
-        );
-        for folder in [beside, credentials] {
-            fs::remove_dir_all(folder).expect("it should go");
-        }
-    }
-
     /// Each case is a configuration, with variables after the lines of the file, and its whole
     /// message after `> `.
     #[test]
@@ -567,7 +524,7 @@ mod tests {
             fs::write(&path, file.join("\n")).expect("a file");
             let set = set.iter().filter_map(|line| line.split_once('='));
             let set = set.map(|(name, value)| (name.into(), value.replace("\\n", "\n").into()));
-            let message = Config::read(Some(&path), set.collect())
+            let message = Config::read(Some(&path), set.collect(), SecretsNeeded::All)
                 .map_or_else(|error| error.to_string(), |_| "accepted".into());
             let message = message.replace(&path.display().to_string(), "FILE");
             let message: Vec<String> = message.lines().map(|line| format!("> {line}")).collect();
@@ -625,7 +582,13 @@ mod tests {
     #[test]
     fn a_variable_that_is_not_text_is_a_problem() {
         let path = OsStr::from_bytes(b"/var/lib/a\xff.db").to_owned();
-        let read = |name: &str| Config::read(None, [(name.into(), path.clone())].into());
+        let read = |name: &str| {
+            Config::read(
+                None,
+                [(name.into(), path.clone())].into(),
+                SecretsNeeded::All,
+            )
+        };
         let refused = read("ADRIATICUM_WORKERS").map(drop);
         assert_eq!(
             refused.map_err(|problem| problem.to_string()),
@@ -661,8 +624,8 @@ mod tests {
                 let nobody = Uid::from_raw(65_534);
                 set_thread_res_uid(nobody, nobody, nobody).expect("root may");
             }
-            let message =
-                Config::read(Some(&path), Environment::new()).map_err(|it| it.to_string());
+            let message = Config::read(Some(&path), Environment::new(), SecretsNeeded::All)
+                .map_err(|it| it.to_string());
             (may_exist(&path), message.map(drop))
         };
         let (exists, message) = thread::scope(|scope| scope.spawn(read).join()).expect("no panic");
@@ -714,14 +677,56 @@ mod tests {
              tls.key = 'k'\n[runtime]\nurl = 'http://a/v1'\nmodel = 'm'\napi_key = 'k'\ntimeout = 1\n[search]\nurl = 'index:'\n\
              grounding = 'match'\nmatch = 'a'\ntimeout = 1\nresults = 1\n[usage]\nretention_days = 1",
         );
-        let mut changed = changed.expect("good settings");
-        changed.runtime.ca = Some(Vec::new());
-        let not_named = ["log_level", "tls.key", "runtime.api_key_file"];
+        // The content of these files counts: there is none of a CA here, and the key is in the setting.
+        let not_named = ["log_level", "runtime.ca", "runtime.api_key_file"];
+        let changed = changed.expect("good settings");
         let names = reference::SETTINGS
             .iter()
             .map(|setting| setting.name)
             .filter(|name| !not_named.contains(name));
         assert_eq!(with(&[]).differences(&changed), names.collect::<Vec<_>>());
+    }
+
+    /// The content of a file may change in the same place.
+    #[test]
+    fn a_secret_that_changes_in_its_file_needs_a_restart() {
+        let path = env::temp_dir().join(format!("adriaticum-{}", crate::secret::secret_hex::<8>()));
+        let file = path.display().to_string();
+        let read = |database: &str, secret: &str| {
+            fs::write(&path, secret).expect("the folder for temporary files should take one");
+            let set = [
+                ("ADRIATICUM_DATABASE", database),
+                ("ADRIATICUM_DATABASE_PASSWORD_FILE", &file),
+                ("ADRIATICUM_RUNTIME_API_KEY_FILE", &file),
+            ];
+            environment(&set).expect("good settings")
+        };
+        let uri = "postgresql://user@db.test/";
+        let before = read(uri, "a");
+        assert!(before.differences(&read(uri, "a\n")).is_empty());
+        let changed = ["database_password_file", "runtime.api_key_file"];
+        assert_eq!(before.differences(&read(uri, "b")), changed);
+        fs::remove_file(&path).expect("the file should still be there");
+    }
+
+    #[test]
+    fn a_value_means_the_same_in_the_file_and_in_a_variable() {
+        let written = file(
+            "workers = '8'\nqueue = 0x10\napi_hosts = 'a.test, b.test'\nsearch.match = \"a\\nb\"\ntrusted_proxies = ['', ' unix ']",
+        );
+        let written = written.expect("good settings");
+        let set = environment(&[
+            ("ADRIATICUM_WORKERS", "8"),
+            ("ADRIATICUM_QUEUE", "16"),
+            ("ADRIATICUM_API_HOSTS", "a.test,b.test"),
+            ("ADRIATICUM_SEARCH_MATCH", "a\nb"),
+            ("ADRIATICUM_TRUSTED_PROXIES", ",unix"),
+        ]);
+        assert!(written.differences(&set.expect("good settings")).is_empty());
+        assert_eq!((written.workers, written.queue), (8, 16));
+        assert_eq!(written.api_hosts, ["a.test", "b.test"]);
+        assert_eq!(written.search.patterns.len(), 2);
+        assert_eq!(written.trusted_proxies.0, [TrustedProxy::Unix]);
     }
 
     #[test]
@@ -733,23 +738,5 @@ mod tests {
             Some("sesame")
         );
         assert!(!format!("{config:?}").contains("sesame"));
-    }
-
-    #[test]
-    fn an_empty_key_file_is_none() {
-        let path = env::temp_dir().join(format!("adriaticum-{}", crate::secret::secret_hex::<8>()));
-        let read = |content: &str, key: &str| {
-            fs::write(&path, content).expect("the folder for temporary files should take one");
-            let file = path.to_str().expect("its path should be text");
-            environment(&[
-                ("ADRIATICUM_RUNTIME_API_KEY_FILE", file),
-                ("ADRIATICUM_RUNTIME_API_KEY", key),
-            ])
-            .map(|config| config.runtime.api_key.map(|key| key.expose().to_owned()))
-        };
-        assert_eq!(read("\n", ""), Ok(None));
-        assert_eq!(read("\n", "sesame"), Ok(Some("sesame".into())));
-        assert_eq!(read("sesame\n", ""), Ok(Some("sesame".into())));
-        fs::remove_file(&path).expect("the file should still be there");
     }
 }

@@ -5,8 +5,8 @@
 
 use std::ops::RangeInclusive;
 
-use Accepted::{Lines, List, Number, OneOf, Text};
-use DefaultValue::{Computed, Value};
+use Accepted::{AnyText, Lines, List, Number, OneOf, Text};
+use DefaultValue::{Computed, Implied, Value};
 
 /// The name of every variable begins with it.
 pub const PREFIX: &str = "ADRIATICUM_";
@@ -20,11 +20,17 @@ pub struct Setting {
     pub summary: &'static str,
     /// Further sentences for the sample file and the manual page.
     pub details: &'static str,
+    /// A reload (SIGHUP) applies a change of its value.
+    pub is_reloaded: bool,
+    /// No message repeats its value.
+    pub is_secret: bool,
 }
 
 pub enum DefaultValue {
     /// The text of a variable. An empty one means none.
     Value(&'static str),
+    /// The same, but a setting with this text means more: the database or the client has to agree.
+    Implied(&'static str),
     /// A description, and the value in the sample file.
     Computed(&'static str, &'static str),
 }
@@ -34,7 +40,10 @@ pub enum Accepted {
     /// The unit may be empty.
     Number(RangeInclusive<u64>, &'static str),
     OneOf(&'static [&'static str]),
+    /// An empty text means that it is not set.
     Text(&'static str),
+    /// An empty text is a value as well.
+    AnyText(&'static str),
     /// Several texts: an array in the file. In a variable they are separated by commas,
     List(&'static str),
     /// or by the ends of lines.
@@ -54,6 +63,8 @@ const fn setting(
         accepted,
         summary,
         details,
+        is_reloaded: false,
+        is_secret: false,
     }
 }
 
@@ -62,12 +73,12 @@ pub static SETTINGS: [Setting; 29] = [
     setting("database", Value("adriaticum.db"), Text("the path of a SQLite file, or a postgresql:// URI"),
         "Keys and ledger: one SQLite file, or a PostgreSQL database (tested with version 15).",
         "A relative path begins in the current folder. A URI may name several hosts: \
-         postgresql://adriaticum@db1.example,db2.example/adriaticum?sslmode=verify-full"),
-    setting("database_password_file", Computed("`database-password` beside the configuration, if it exists", ""),
+         postgresql://adriaticum@db1.example,db2.example/adriaticum?sslmode=verify-full").secret(),
+    setting("database_password_file", Computed("`database-password` in `$CREDENTIALS_DIRECTORY`, else beside the configuration, if it exists", ""),
         Text("a file that can be read"),
         "File with the password of a PostgreSQL database.",
-        "Only root needs to be able to read the default file: systemd passes it to the service."),
-    setting("time_zone", Value("UTC"), Text("UTC or the name of a zone, such as Europe/Zagreb"),
+        "Only root needs to be able to read the default file: systemd passes it to the service, and only a command that needs it reads it."),
+    setting("time_zone", Implied("UTC"), Text("UTC or the name of a zone, such as Europe/Zagreb"),
         "Time zone of days, months, budgets, and of all times but those of the log.",
         "A new database takes it, and keeps it: `serve` refuses another one once there are requests. If it is not set, the \
          database's own counts. The zone's rules come from the package tzdata when it is taken; `serve` stores newer ones."),
@@ -76,16 +87,16 @@ pub static SETTINGS: [Setting; 29] = [
         "Name of this gateway among several that share a PostgreSQL database.",
         "A second `serve` with the same name is refused."),
     setting("listen", Value("localhost:8080"),
-        Text("localhost or an address, with a port, such as localhost:8080 or [fd00::7]:8080, or unix: and a path"),
+        AnyText("localhost or an address, with a port, such as localhost:8080 or [fd00::7]:8080, or unix: and a path"),
         "Address that clients connect to; sockets passed by systemd replace it.",
         "`localhost` is 127.0.0.1 and, if the host has it, [::1], both or none: no other user can listen where a client looks for it. With systemd, the socket unit sets the address: `systemctl edit adriaticum.socket`."),
-    setting("socket_mode", Value("0660"), Text("permissions in octal from 0000 to 0777, such as 0660"),
+    setting("socket_mode", Value("0660"), AnyText("permissions in octal from 0000 to 0777, such as 0660"),
         "Permissions of a Unix socket; sockets passed by systemd have their own.",
         "The default allows the service's user and group to connect. A socket of systemd has `SocketMode=`."),
     setting("api_hosts", Value("localhost,127.0.0.1,::1"), List("one or more host names or addresses, without ports"),
         "Hosts that serve the API; any other host gets 404.", ""),
-    setting("console_host", Value("console.localhost"),
-        Text("a host name without a port that is not one of api_hosts, or empty to disable the console"),
+    setting("console_host", Implied("console.localhost"),
+        AnyText("a host name without a port that is not one of api_hosts, or empty to disable the console"),
         "Host that serves the console; if it is not set, only clients on this host are served.", ""),
     setting("trusted_proxies", Value(""),
         List("addresses such as 10.0.0.7 or fd00::7, networks such as 10.0.0.0/8, or unix"),
@@ -107,22 +118,22 @@ pub static SETTINGS: [Setting; 29] = [
         "`openai` also accepts parameters that do not change the result, such as `\"stream\": false`.",
         "`strict` refuses every parameter that the specification does not have."),
     setting("log_level", Value("info"), OneOf(&["error", "warn", "info", "debug", "trace"]),
-        "The least important messages that are logged.", ""),
+        "The least important messages that are logged.", "").reloaded(),
     setting("tls.cert", Value(""), Text("a PEM file"),
         "Certificate, with the intermediate ones that signed it: with it and `tls.key`, TLS 1.2 and 1.3 on the TCP sockets.",
-        "The service's user must be able to read both files."),
-    setting("tls.key", Value(""), Text("a PEM file"), "Private key of the certificate.", ""),
+        "The service's user must be able to read both files.").reloaded(),
+    setting("tls.key", Value(""), Text("a PEM file"), "Private key of the certificate.", "").reloaded(),
     setting("runtime.url", Value(""),
         List("base addresses ending in /v1, such as http://127.0.0.1:8081/v1 or https://10.0.0.7/v1"),
         "OpenAI-compatible runtime, or several: the least busy one that works is used.",
         "Without a runtime, every completion gets 503."),
     setting("runtime.model", Value("adriaticum"), Text("a name"), "The runtime's name for the model.", ""),
     setting("runtime.api_key", Value(""), Text("a key of printable characters without white space"),
-        "Sent to the runtime as a Bearer token.", "Better: put it into a file, `runtime.api_key_file`."),
-    setting("runtime.api_key_file", Computed("`runtime-key` beside the configuration, if it exists", ""),
+        "Sent to the runtime as a Bearer token.", "Better: put it into a file, `runtime.api_key_file`.").secret(),
+    setting("runtime.api_key_file", Computed("`runtime-key` in `$CREDENTIALS_DIRECTORY`, else beside the configuration, if it exists", ""),
         Text("a file with a key of printable characters without white space"),
         "File with the key for the runtime.",
-        "Only root needs to be able to read the default file: systemd passes it to the service."),
+        "Only root needs to be able to read the default file: systemd passes it to the service, and only a command that needs it reads it."),
     setting("runtime.ca", Computed("the system's CAs", ""), Text("a PEM file with the certificate of a CA"),
         "CA of an `https://` runtime, used instead of the system's CAs.", "The service's user must be able to read it."),
     setting("runtime.timeout", Value("120"), Number(1..=86_400, "seconds"),
@@ -144,6 +155,11 @@ pub fn find(name: &str) -> Option<&'static Setting> {
     SETTINGS.iter().find(|setting| setting.name == name)
 }
 
+/// Returns a setting by the name that the program knows it by.
+pub fn known(name: &str) -> &'static Setting {
+    find(name).unwrap_or_else(|| panic!("{name} should be in the table of settings"))
+}
+
 pub fn is_table(name: &str) -> bool {
     tables().any(|table| table == name)
 }
@@ -156,6 +172,20 @@ pub fn tables() -> impl Iterator<Item = &'static str> {
 }
 
 impl Setting {
+    const fn reloaded(self) -> Self {
+        Self {
+            is_reloaded: true,
+            ..self
+        }
+    }
+
+    const fn secret(self) -> Self {
+        Self {
+            is_secret: true,
+            ..self
+        }
+    }
+
     /// Empty for a setting that is in no table.
     pub fn table(&self) -> &'static str {
         self.name.split_once('.').map_or("", |(table, _)| table)
@@ -176,15 +206,32 @@ impl Setting {
                 )
             }
             OneOf(words) => format!("one of {}", words.join(", ")),
-            Text(phrase) | List(phrase) | Lines(phrase) => (*phrase).into(),
+            Text(phrase) | AnyText(phrase) | List(phrase) | Lines(phrase) => (*phrase).into(),
         }
     }
 
     /// The default as a variable would have it; empty if it is computed.
     pub fn default_text(&self) -> &'static str {
         match self.default {
-            Value(text) => text,
+            Value(text) | Implied(text) => text,
             Computed(..) => "",
         }
     }
+
+    /// Returns the texts of a value: several for a list, else one.
+    pub(super) fn split(&self, value: &str) -> Vec<String> {
+        let separator = match self.accepted {
+            List(_) => ',',
+            Lines(_) => '\n',
+            _ => return vec![value.into()],
+        };
+        texts_of(value.split(separator))
+    }
+}
+
+/// Returns the texts of a list, without the white space around them, and without those that are
+/// nothing else.
+pub(super) fn texts_of<'a>(texts: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let texts = texts.map(str::trim).filter(|text| !text.is_empty());
+    texts.map(String::from).collect()
 }

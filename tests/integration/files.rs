@@ -499,3 +499,36 @@ fn a_message_names_the_file_that_failed() {
         );
     }
 }
+
+/// `serve` ran without the key for its runtime, and only warned.
+#[test]
+fn a_secret_that_can_not_be_read_fails_the_commands_that_need_it() {
+    let server = Server::new(None).sqlite();
+    let config = server.folder.path("a.toml");
+    fs::write(&config, "").expect("a file");
+    for name in ["runtime-key", "database-password"] {
+        let path = server.folder.path(name);
+        fs::write(&path, "sesame").expect("a file");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).expect("it is ours");
+    }
+    let server = server.set("ADRIATICUM_CONFIG", config.display());
+    for command in [&["keys", "create", "a"][..], &["keys", "list"], &["usage"]] {
+        let output = run(&server, command);
+        assert!(output.status.success(), "{command:?}: {output:?}");
+    }
+    let fails = |server: &Server, command: &[&str], named: &str| {
+        let output = run(server, command);
+        let printed = String::from_utf8(output.stderr).expect("text");
+        assert_eq!(output.status.code(), Some(2), "{command:?}: {printed}");
+        assert!(
+            printed.contains(named)
+                && printed.contains("Permission denied")
+                && !printed.contains("problems"),
+            "{command:?}: {printed}"
+        );
+    };
+    fails(&server, &["serve"], "runtime.api_key_file = \"");
+    fails(&server, &["check"], "runtime.api_key_file = \"");
+    let server = server.set("ADRIATICUM_DATABASE", "postgresql://user@127.0.0.1:1/db");
+    fails(&server, &["keys", "list"], "database_password_file = \"");
+}

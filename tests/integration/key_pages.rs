@@ -486,7 +486,10 @@ fn the_page_of_a_key_shows_an_overlap() {
     server.stdout_of(&["keys", "rotate", &id, "--overlap", "24h"]);
     let hint = format!("{}…{}", &first[..8], &first[48..]);
     let text = page();
-    assert!(text.contains(&format!("and <code>{hint}</code> until <time")), "{text}");
+    assert!(
+        text.contains(&format!("and <code>{hint}</code> until <time")),
+        "{text}"
+    );
     server.stdout_of(&["keys", "rotate", &id]);
     assert!(!page().contains("</code> until <time"));
 }
