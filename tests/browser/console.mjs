@@ -205,7 +205,7 @@ const flows = {
     await page.getByLabel("Concurrent requests").fill("");
     await page.getByLabel("Name", { exact: true }).fill("<b>first</b> \"key\"");
     const expires = page.getByLabel("Expires", { exact: true });
-    assert.equal(await page.locator("#terms option").filter({ hasText: "In 90 days" }).count(), 1);
+    assert.equal(await page.getByLabel("Date or term of the expiry").locator("option").filter({ hasText: "in 90 days" }).count(), 1);
     await expires.fill("2126-01-01");
     await page.getByRole("button", { name: "Create key" }).click();
     const secret = await page.locator("#secret").textContent();

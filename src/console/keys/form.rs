@@ -8,12 +8,13 @@ use crate::keys::{
 use crate::report::query::Form;
 use crate::when::{self, When, Zone};
 
-/// The terms that the field for the expiry suggests: days, and a text.
-const TERMS: [(i64, &str); 4] = [
-    (7, "In 7 days"),
-    (30, "In 30 days"),
-    (90, "In 90 days"),
-    (365, "In a year"),
+/// The terms in place of a date.
+const TERMS: [(&str, &str); 5] = [
+    ("", "on this date"),
+    ("7d", "in 7 days"),
+    ("30d", "in 30 days"),
+    ("90d", "in 90 days"),
+    ("365d", "in a year"),
 ];
 
 /// The name of a field with a wrong value, and the message about it.
@@ -76,7 +77,11 @@ pub fn check(
     if permissions.is_empty() {
         return Err(("permission", "Choose at least one permission.".into()));
     }
-    let expires = match (field("expires"), present) {
+    let wanted = match field("term") {
+        "" => field("expires"),
+        term => term,
+    };
+    let expires = match (wanted, present) {
         ("", _) => None,
         // It is kept to the second.
         (day, Some(time)) if day == last_day(time, zone) => present,
@@ -132,9 +137,9 @@ pub fn fields(
 ) -> Markup {
     let invalid = |field: &str| wrong.filter(|(name, _)| *name == field).map(|_| "true");
     let has_focus = |field: &str| field == wrong.map_or("name", |(name, _)| name);
-    let (now, permissions) = (when::now(), permissions(form));
+    let permissions = permissions(form);
     // The date of an expired key is kept, too.
-    let first_day = present.is_none().then(|| zone.date(now));
+    let first_day = present.is_none().then(|| zone.date(when::now()));
     let text = |name: &str, most: &str| {
         let is_number = name != "name";
         html! {
@@ -159,11 +164,11 @@ pub fn fields(
             }
         }
         label for="expires" { "Expires" }
-        input #expires type="date" name="expires" value=(form.get("expires")) list="terms" min=[first_day]
-            autofocus[has_focus("expires")] aria-describedby="expires-help" aria-invalid=[invalid("expires")];
-        datalist #terms {
-            @for (days, text) in TERMS {
-                @if let Ok(time) = When::Days(days).expiry(now, zone) { option value=(zone.date(time)) { (text) } }
+        div.pair {
+            input #expires type="date" name="expires" value=(form.get("expires")) min=[first_day]
+                autofocus[has_focus("expires")] aria-describedby="expires-help" aria-invalid=[invalid("expires")];
+            select name="term" aria-label="Date or term of the expiry" {
+                @for (value, text) in TERMS { option value=(value) selected[value == form.get("term")] { (text) } }
             }
         }
         p.help #expires-help {
