@@ -177,7 +177,7 @@ const flows = {
     await check(page, "flow-wrong-password");
     await page.getByLabel("Operator password").fill(password);
     await page.keyboard.press("Enter");
-    await page.getByRole("heading", { name: "Usage" }).waitFor();
+    await page.getByRole("heading", { name: "Usage", exact: true }).waitFor();
     assert.equal(page.url(), page.base + "/usage?range=7d");
     const [cookie, ...others] = await page.context().cookies();
     assert.ok(others.length === 0 && cookie.httpOnly && cookie.sameSite === "Lax");
@@ -470,7 +470,7 @@ const flows = {
     assert.equal(await page.locator("#figures tbody tr").count(), 60, "an hour has its minutes");
     await clickBar(30, 60);
     await page.waitForURL(/requests\?.*range=.*T12/);
-    await page.getByRole("heading", { name: "Requests" }).waitFor();
+    await page.getByRole("heading", { name: "Requests", exact: true }).waitFor();
     await unfold(page);
     await page.getByLabel("From").fill(`${today}T00:00`);
     await page.getByLabel("to", { exact: true }).fill(`${today}T00:30`);
@@ -663,7 +663,7 @@ const flows = {
     await page.getByRole("heading", { name: "The form came from elsewhere" }).waitFor();
     await page.goto(`http://evil.localhost:${ports.empty}/evil`);
     await page.getByRole("link").click();
-    await page.getByRole("heading", { name: "Usage" }).waitFor();
+    await page.getByRole("heading", { name: "Usage", exact: true }).waitFor();
     assert.equal(page.url(), page.base + "/usage?range=7d");
     await page.goto(page.base + "/keys");
     assert.ok(!(await page.content()).includes("foreign"));
