@@ -1,12 +1,12 @@
 //! One thread for what is done beside the requests: it reloads the configuration on SIGHUP, and
-//! runs each step of a list from time to time. It probes failed runtimes, and warns about the
-//! certificate.
+//! runs each step of a list from time to time. It probes failed runtimes, and has the log say what is
+//! wrong.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -18,24 +18,12 @@ use crate::audit::Actor;
 use crate::checks;
 use crate::config::{Config, SecretsNeeded};
 use crate::database::Result;
-use crate::listener::Acceptor;
-use crate::runtime::Runtimes;
-use crate::store::Store;
+use crate::health::{HealthLog, ServiceParts};
+use crate::mutex::lock;
 use crate::when;
 
-/// The pause between two probes of a failed runtime.
-const PROBE_INTERVAL: Duration = Duration::from_secs(1);
-
-/// The pause between two warnings about a certificate.
-const CERTIFICATE_INTERVAL: Duration = Duration::from_secs(when::DAY as u64);
-
-/// The parts of a service, which the API and the console use too.
-pub struct ServiceParts {
-    pub config: Arc<Config>,
-    pub acceptor: Option<Arc<Acceptor>>,
-    pub store: Arc<Store>,
-    pub runtimes: Option<Arc<Runtimes>>,
-}
+/// The pause between two looks at the service's health, and whether a probe is due.
+const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Something that is done at the start and again after each pause. No step may wait for another
 /// host: it would delay a reload and the stop.
@@ -56,19 +44,21 @@ pub struct Background {
 impl Background {
     /// Starts the thread. It reloads the configuration after each SIGHUP, which sets `requested`; if
     /// that was set before, also at once.
-    pub fn start(parts: ServiceParts, requested: Arc<AtomicBool>) -> io::Result<Self> {
+    pub fn start(parts: Arc<ServiceParts>, requested: Arc<AtomicBool>) -> io::Result<Self> {
         let probes = parts.runtimes.clone().map(|runtimes| Step {
-            every: PROBE_INTERVAL,
+            every: INTERVAL,
             name: "probing failed runtimes",
             run: Box::new(move || runtimes.probe_failed()),
         });
-        let certificate = parts.acceptor.clone().map(|acceptor| Step {
-            every: CERTIFICATE_INTERVAL,
-            name: "looking at the certificate",
-            run: Box::new(move || warn_about_certificate(&acceptor)),
-        });
-        let steps = probes.into_iter().chain(certificate).collect();
-        Self::start_steps(requested, move || parts.reload(), steps)
+        let said = Arc::<Mutex<HealthLog>>::default();
+        let (service, also_said) = (Arc::clone(&parts), Arc::clone(&said));
+        let health = Step {
+            every: INTERVAL,
+            name: "looking at the health",
+            run: Box::new(move || lock(&also_said).note(&service.health().findings())),
+        };
+        let steps = probes.into_iter().chain([health]).collect();
+        Self::start_steps(requested, move || reload(&parts, &said), steps)
     }
 
     fn start_steps(
@@ -144,64 +134,53 @@ fn wait(wake: &mut UnixStream, until: Option<Instant>) {
     let _ = wake.read(&mut [0; 64]);
 }
 
-fn warn_about_certificate(acceptor: &Acceptor) {
-    if let Some(warning) = checks::certificate_warning(&acceptor.certificate()) {
-        log::warn!("{warning}");
+/// Reloads the settings that can change while the service runs. An invalid configuration changes
+/// nothing. The log says again what is wrong: whoever reloads reads it.
+fn reload(parts: &ServiceParts, said: &Mutex<HealthLog>) {
+    let now = NotifyState::monotonic_usec_now();
+    let now = now.expect("the system should have a monotonic clock");
+    notify(&[NotifyState::Reloading, now]);
+    let reloaded = Config::load(parts.config.file.as_deref(), SecretsNeeded::All)
+        .and_then(|config| apply(parts, &config));
+    if let Err(problem) = reloaded {
+        log::error!("configuration not reloaded: {problem}");
     }
+    *lock(said) = HealthLog::default();
+    notify(&[NotifyState::Ready]);
 }
 
-impl ServiceParts {
-    /// Reloads the settings that can change while the service runs. An invalid configuration
-    /// changes nothing.
-    fn reload(&self) {
-        let now = NotifyState::monotonic_usec_now();
-        let now = now.expect("the system should have a monotonic clock");
-        notify(&[NotifyState::Reloading, now]);
-        let reloaded = Config::load(self.config.file.as_deref(), SecretsNeeded::All)
-            .and_then(|config| self.apply(&config));
-        if let Err(problem) = reloaded {
-            log::error!("configuration not reloaded: {problem}");
-        }
-        notify(&[NotifyState::Ready]);
+fn apply(parts: &ServiceParts, config: &Config) -> Result<()> {
+    let mut applied = Vec::new();
+    if let Some((acceptor, files)) = parts.acceptor.as_ref().zip(config.tls.as_ref())
+        && acceptor.replace_certificate(checks::read_certificate(files)?)
+    {
+        let expires = when::Zone::utc().format_minute(acceptor.expires());
+        applied.push(format!("certificate (expires at {expires})"));
     }
-
-    fn apply(&self, config: &Config) -> Result<()> {
-        let mut applied = Vec::new();
-        let acceptor = self.acceptor.as_ref();
-        if let Some((acceptor, files)) = acceptor.zip(config.tls.as_ref())
-            && acceptor.replace_certificate(checks::read_certificate(files)?)
-        {
-            let expires = when::Zone::utc().format_minute(acceptor.expires());
-            applied.push(format!("certificate (expires at {expires})"));
-        }
-        let level = log::max_level();
-        if level != config.log_level {
-            applied.push(format!("log_level = {}", config.log_level).to_lowercase());
-        }
-        if applied.is_empty() {
-            applied.push("nothing changed".into());
-        }
-        let mut details = applied.join(", ");
-        // The lines can be seen if either level includes them.
-        log::set_max_level(level.max(config.log_level));
-        log::info!("configuration reloaded: {details}");
-        acceptor.inspect(|acceptor| warn_about_certificate(acceptor));
-        log::set_max_level(config.log_level);
-        let differences = self.config.differences(config).join(", ");
-        if !differences.is_empty() {
-            let waiting = format!("changed, but applied only after a restart: {differences}");
-            log::warn!("{waiting}");
-            details += &format!("; {waiting}");
-        }
-        let noted = self
-            .store
-            .audit
-            .note_reload(&Actor::signal("SIGHUP"), details);
-        noted.unwrap_or_else(|error| {
-            log::error!("the reload could not be recorded in the audit: {error}")
-        });
-        Ok(())
+    let level = log::max_level();
+    if level != config.log_level {
+        applied.push(format!("log_level = {}", config.log_level).to_lowercase());
     }
+    if applied.is_empty() {
+        applied.push("nothing changed".into());
+    }
+    let mut details = applied.join(", ");
+    // The line can be seen if either level includes it.
+    log::set_max_level(level.max(config.log_level));
+    log::info!("configuration reloaded: {details}");
+    log::set_max_level(config.log_level);
+    let differences = parts.config.differences(config).join(", ");
+    if !differences.is_empty() {
+        let waiting = format!("changed, but applied only after a restart: {differences}");
+        log::warn!("{waiting}");
+        details += &format!("; {waiting}");
+    }
+    let audit = &parts.store.audit;
+    let noted = audit.note_reload(&Actor::signal("SIGHUP"), details);
+    noted.unwrap_or_else(|error| {
+        log::error!("the reload could not be recorded in the audit: {error}")
+    });
+    Ok(())
 }
 
 /// Notifies the service manager, if there is one.

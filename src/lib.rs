@@ -14,9 +14,9 @@
 //!   written. `keys` knows the keys and their budgets, `audit` who changed what; `store` opens the
 //!   three, and `database` runs their SQL. `time_zone` and `when` know their days. `recovery`
 //!   restores and moves a database.
-//! - `background` reloads the configuration on SIGHUP and probes failed runtimes.
-//! - `metrics` counts requests and their outcomes; `monitoring` serves them, and answers health
-//!   probes. `checks` tests every part that a completion needs.
+//! - `health` knows what works: the log, health probes, gauges and the console say the same.
+//!   `metrics` counts requests and their outcomes. `checks`, for the command, tests every part that a
+//!   completion needs. `background` reloads the configuration on SIGHUP and probes failed runtimes.
 //! - `report` has the rows of every list and the query of a page, for `cli` and `console`.
 //!
 //! Invariants:
@@ -51,8 +51,8 @@ pub mod store;
 
 mod background;
 mod checks;
+mod health;
 mod metrics;
-mod monitoring;
 
 mod certificates;
 pub mod error;

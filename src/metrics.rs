@@ -10,9 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::error::ApiError;
+use crate::health::Health;
 use crate::keys::{Budget, Key};
 use crate::ledger::LedgerRow;
-use crate::listener::{LoadEvent, Snapshot};
+use crate::listener::LoadEvent;
 use crate::runtime::RuntimeStatus;
 
 /// The reasons for asking Search, in the ledger's terms.
@@ -122,13 +123,20 @@ impl Metrics {
     }
 
     /// All metrics in Prometheus's text format, version 0.0.4.
-    pub fn render(&self, found: &Scrape) -> String {
-        let families = self.families(found);
+    pub fn render(&self, health: &Health, keys: &[Key]) -> String {
+        let families = self.families(health, keys);
         families.iter().map(Family::text).collect()
     }
 
-    fn families(&self, found: &Scrape) -> Vec<Family> {
-        let load = found.load;
+    fn families(&self, health: &Health, keys: &[Key]) -> Vec<Family> {
+        let load = &health.load;
+        let of_runtimes = |value: &dyn Fn(&RuntimeStatus) -> u64| {
+            let runtimes = health.runtimes.iter();
+            by(
+                "runtime",
+                runtimes.map(|runtime| (&*runtime.url, value(runtime))),
+            )
+        };
         let events = |label, values: &[(&str, LoadEvent)]| {
             by(
                 label,
@@ -297,42 +305,44 @@ impl Metrics {
             gauge(
                 "adriaticum_ledger_available",
                 "1 if the ledger accepts rows; 0: requests get 503.",
-                one(u8::from(found.is_ledger_available)),
+                one(u8::from(health.ledger.is_none())),
             ),
             gauge(
                 "adriaticum_wal_bytes",
                 "Bytes of the database's WAL that are in use.",
-                one(found.wal_bytes),
+                one(health.wal.bytes),
             ),
             gauge(
                 "adriaticum_runtime_up",
-                "1 if the runtime works; 0: its last call or probe failed, so others are called first.",
-                found.of_runtimes(|runtime| runtime.failed_since.is_none().into()),
+                "1 if the runtime works; 0: its last calls and probes failed, so others are called first.",
+                of_runtimes(&|runtime| (!runtime.is_failing).into()),
             ),
             gauge(
                 "adriaticum_runtime_running",
                 "Calls that the runtime processes.",
-                found.of_runtimes(|runtime| runtime.running as u64),
+                of_runtimes(&|runtime| runtime.running as u64),
             ),
             counter(
                 "adriaticum_runtime_failures_total",
                 "Calls and probes of the runtime that failed, also if another runtime then took the request.",
-                found.of_runtimes(|runtime| runtime.failures),
+                of_runtimes(&|runtime| runtime.failures),
             ),
             gauge(
                 "adriaticum_key_budget_tokens",
                 "The tokens that a key may use in a calendar day or month of the database's time zone.",
-                found.of_budgets(|budget| budget.tokens),
+                of_budgets(keys, |budget| budget.tokens),
             ),
             gauge(
                 "adriaticum_key_budget_used_tokens",
                 "The tokens that a key has used of its budget, at all gateways.",
-                found.of_budgets(|budget| budget.used),
+                of_budgets(keys, |budget| budget.used),
             ),
             gauge(
                 "adriaticum_tls_certificate_expiry_timestamp_seconds",
                 "When the certificate of new connections expires, in Unix time; no sample without TLS.",
-                found.certificate_expires.map_or(Vec::new(), one),
+                health
+                    .certificate
+                    .map_or(Vec::new(), |[_, expires]| one(expires)),
             ),
             gauge(
                 "adriaticum_build_info",
@@ -377,47 +387,25 @@ fn measured(figure: Option<i64>) -> u64 {
         .unwrap_or(0)
 }
 
-/// What a scrape reads elsewhere: the listener, the ledger, the runtimes, the keys and the
-/// certificate.
-pub struct Scrape<'a> {
-    pub load: &'a Snapshot,
-    pub is_ledger_available: bool,
-    pub wal_bytes: u64,
-    pub runtimes: &'a [RuntimeStatus],
-    pub keys: &'a [Key],
-    pub certificate_expires: Option<i64>,
-}
-
-impl Scrape<'_> {
-    fn of_runtimes(&self, value: impl Fn(&RuntimeStatus) -> u64) -> Vec<Sample> {
-        by(
-            "runtime",
-            self.runtimes
-                .iter()
-                .map(|runtime| (&*runtime.url, value(runtime))),
-        )
-    }
-
-    fn of_budgets(&self, value: impl Fn(&Budget) -> i64) -> Vec<Sample> {
-        let mut budgets: Vec<(&Key, &Budget)> = self
-            .keys
-            .iter()
-            .filter_map(|key| Some((key, key.terms.budget.as_ref()?)))
-            .collect();
-        budgets.sort_by_key(|(_, budget)| Reverse(budget.percent()));
-        budgets.truncate(MOST_BUDGETS);
-        let write = |(key, budget): (&Key, &Budget)| {
-            // Of all labels, only this one has characters that have to be escaped.
-            let name = key.name.replace('\\', r"\\").replace('"', r#"\""#);
-            let labels = format!(
-                "key=\"{}\",name=\"{name}\",per=\"{}\"",
-                key.id,
-                budget.per.as_str()
-            );
-            sample("", &labels, value(budget))
-        };
-        budgets.into_iter().map(write).collect()
-    }
+/// The samples of the keys with the largest used share of a budget.
+fn of_budgets(keys: &[Key], value: impl Fn(&Budget) -> i64) -> Vec<Sample> {
+    let mut budgets: Vec<(&Key, &Budget)> = keys
+        .iter()
+        .filter_map(|key| Some((key, key.terms.budget.as_ref()?)))
+        .collect();
+    budgets.sort_by_key(|(_, budget)| Reverse(budget.percent()));
+    budgets.truncate(MOST_BUDGETS);
+    let write = |(key, budget): (&Key, &Budget)| {
+        // Of all labels, only this one has characters that have to be escaped.
+        let name = key.name.replace('\\', r"\\").replace('"', r#"\""#);
+        let labels = format!(
+            "key=\"{}\",name=\"{name}\",per=\"{}\"",
+            key.id,
+            budget.per.as_str()
+        );
+        sample("", &labels, value(budget))
+    };
+    budgets.into_iter().map(write).collect()
 }
 
 /// A metric: its kind, name and help, and the samples.
@@ -533,31 +521,14 @@ mod tests {
     use crate::listener::Gauge;
 
     fn render(metrics: &Metrics, runtimes: &[RuntimeStatus], keys: &[Key]) -> String {
-        metrics.render(&Scrape {
-            load: &load(),
-            is_ledger_available: true,
-            wal_bytes: 4120,
-            runtimes,
-            keys,
-            certificate_expires: Some(1_800_000_000),
-        })
-    }
-
-    fn load() -> Snapshot {
-        Snapshot {
-            workers: Gauge { now: 3, limit: 16 },
-            queue: Gauge { now: 0, limit: 64 },
-            connections: Gauge {
-                now: 7,
-                limit: 4096,
-            },
-            buffered_bytes: Gauge {
-                now: 1024,
-                limit: 65536,
-            },
-            accepted: 9,
-            events: [4, 0, 5, 1, 3, 2, 7, 8],
-        }
+        let mut health = Health::example();
+        health.runtimes = runtimes.to_vec();
+        health.wal.bytes = 4120;
+        health.certificate = Some([0, 1_800_000_000]);
+        health.load.workers = Gauge { now: 3, limit: 16 };
+        health.load.buffered_bytes.limit = 65536;
+        health.load.events = [4, 0, 5, 1, 3, 2, 7, 8];
+        metrics.render(&health, keys)
     }
 
     /// Counts an answer whose time was all the runtime's.
@@ -595,7 +566,7 @@ mod tests {
             ..RuntimeStatus::default()
         };
         let failed = RuntimeStatus {
-            failed_since: Some(1),
+            is_failing: true,
             running: 2,
             failures: 3,
             ..runtime("http://b/v1")

@@ -43,7 +43,7 @@ pub struct Api {
     pub store: Arc<Store>,
     pub runtimes: Option<Arc<Runtimes>>,
     /// `None` if no answer is grounded.
-    pub grounding: Option<Grounding>,
+    pub grounding: Option<Arc<Grounding>>,
     pub metrics: Arc<Metrics>,
     pub row_limits: RowLimits,
 }

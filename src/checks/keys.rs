@@ -3,8 +3,9 @@
 
 use std::collections::HashMap;
 
-use super::finding::{Finding, named};
+use super::named;
 use crate::database::Problem;
+use crate::health::Finding;
 use crate::keys::{BudgetPeriod, Key, KeyState};
 use crate::ledger::{Filter, Span};
 use crate::store::Store;

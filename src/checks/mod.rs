@@ -1,8 +1,7 @@
-//! Tests every part that a completion needs, and says what to do if one fails.
+//! Tests every part that a completion needs, as another process than the service, and says what to do
+//! if one fails.
 
 mod addresses;
-mod certificate;
-mod finding;
 mod keys;
 mod runtime;
 
@@ -15,15 +14,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 pub use self::addresses::{is_local, reachable};
-pub use self::certificate::{certificate_warning, judge_certificate, read_certificate};
-pub use self::finding::{Finding, Verdict};
-pub use self::runtime::{not_configured, own_address};
+pub use self::runtime::own_address;
 
 use crate::client::Cancellation;
-use crate::config::{Config, GroundingMode, SearchBackend, SearchConfig};
-use crate::database::{Access, Problem, ProblemKind, Session};
+use crate::config::{Config, GroundingMode, SearchBackend, SearchConfig, TlsFiles};
+use crate::database::{Access, Problem, ProblemKind, Result, Session};
+use crate::health::{self, Finding, Verdict};
 use crate::ledger::{CLOCK_SLACK as DATABASE_CLOCK_SLACK, RetentionState, retention_held};
-use crate::listener::Address;
+use crate::listener::{Address, Certificate, TlsError};
 use crate::search::Search;
 use crate::store::Store;
 use crate::text::{escaped, grouped, shell_word};
@@ -43,6 +41,9 @@ const NOT_BEFORE: i64 = 1_767_225_600;
 /// The seconds that the newest row may be ahead of the clock.
 const CLOCK_SLACK: i64 = 5;
 
+/// The most keys or models that a finding names.
+const MAX_NAMED: usize = 5;
+
 /// The longest time for one part: a person waits for it.
 const LONGEST: Duration = Duration::from_secs(15);
 
@@ -55,7 +56,9 @@ const MAX_ANSWER: u64 = 4096;
 /// Runs every check, with `all_pages` also of each page of the file, and calls `each` with every
 /// finding as soon as it is known.
 pub fn check_all(config: &Config, all_pages: bool, mut each: impl FnMut(Finding)) {
-    parts_without_database(config, &mut each);
+    each(configuration(config));
+    config.tls.iter().map(certificate).for_each(&mut each);
+    exposed_secrets(config).into_iter().for_each(&mut each);
     // A file that can't be written is one failed part; what it has can still be read. So can one
     // from which everything was moved, which the service refuses.
     let open = |access| Store::open(&config.database, access);
@@ -64,12 +67,28 @@ pub fn check_all(config: &Config, all_pages: bool, mut each: impl FnMut(Finding)
         store => store,
     };
     let store = store.and_then(|store| store.refuse_if_moved(&config.database).map(|()| store));
-    let found = match &store {
+    each(clock(store.as_ref().ok()));
+    each(match &store {
         Ok(store) => database(config, store.check(all_pages), all_pages),
         Err(problem) => Finding::fail("database", store_failed(config, problem.clone()).text),
+    });
+    let reachable = addresses::reachable_address(config, store.as_ref().ok());
+    let listen = reachable.map(|message| Finding::warn("listen", message));
+    listen.into_iter().for_each(&mut each);
+    if let Ok(store) = &store {
+        let findings = [time_zone(config, store), retention(config, store)];
+        findings.into_iter().flatten().for_each(&mut each);
+        // If the keys can't be read, the finding about the database says so.
+        let keys = keys::check(store).unwrap_or_default();
+        keys.into_iter().for_each(&mut each);
+    }
+    // A runtime and Search choose a part of their messages, which a terminal shows.
+    let mut escape = |finding: Finding| {
+        let message = escaped(&finding.message);
+        each(Finding { message, ..finding });
     };
-    parts_of_database(config, store.as_ref().ok(), found, &mut each);
-    parts_elsewhere(config, &mut each);
+    escape(search(config));
+    runtime::check(config, &mut escape);
     service(config).into_iter().for_each(each);
 }
 
@@ -95,57 +114,6 @@ pub fn store_failed(config: &Config, problem: Problem) -> Problem {
         config.database_name()
     );
     Problem { text, ..problem }
-}
-
-/// Runs the checks of a running service.
-pub fn check_running_service(config: &Config, store: &Store) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    let mut each = |finding| findings.push(finding);
-    parts_without_database(config, &mut each);
-    // Requests are refused or run by the result, so that it is never older than theirs.
-    let found = database(config, store.ledger.try_write(), false);
-    parts_of_database(config, Some(store), found, &mut each);
-    parts_elsewhere(config, &mut each);
-    findings
-}
-
-fn parts_without_database(config: &Config, each: &mut dyn FnMut(Finding)) {
-    each(configuration(config));
-    config
-        .tls
-        .iter()
-        .map(certificate::check)
-        .for_each(&mut *each);
-    exposed_secrets(config).into_iter().for_each(each);
-}
-
-fn parts_of_database(
-    config: &Config,
-    store: Option<&Store>,
-    database: Finding,
-    each: &mut dyn FnMut(Finding),
-) {
-    let reachable = addresses::reachable_address(config, store);
-    each(clock(store));
-    each(database);
-    let listen = reachable.map(|message| Finding::warn("listen", message));
-    listen.into_iter().for_each(&mut *each);
-    let Some(store) = store else { return };
-    let findings = [time_zone(config, store), retention(config, store)];
-    findings.into_iter().flatten().for_each(&mut *each);
-    // If the keys can't be read, the finding about the database says so.
-    let keys = keys::check(store).unwrap_or_default();
-    keys.into_iter().for_each(each);
-}
-
-fn parts_elsewhere(config: &Config, each: &mut dyn FnMut(Finding)) {
-    // A runtime and Search choose a part of their messages, which a terminal shows.
-    let mut each = |finding: Finding| {
-        let message = escaped(&finding.message);
-        each(Finding { message, ..finding });
-    };
-    each(search(config));
-    runtime::check(config, &mut each);
 }
 
 fn configuration(config: &Config) -> Finding {
@@ -254,11 +222,11 @@ fn clock_is_off(ahead: f64) -> Option<String> {
     })
 }
 
-fn database(config: &Config, checked: Result<(), Problem>, all_pages: bool) -> Finding {
+fn database(config: &Config, checked: Result<()>, all_pages: bool) -> Finding {
     let name = config.database_name();
     let sound = if all_pages { "sound and " } else { "" };
     match (checked, config.database.file()) {
-        (Err(error), _) => Finding::fail("database", format!("{name}: {error}")),
+        (Err(problem), _) => health::ledger_fails(&name, &problem),
         (Ok(()), Some(path)) => with_free_space(path, format!("{name}: {sound}writable")),
         (Ok(()), None) => Finding::ok("database", format!("{name}: writable")),
     }
@@ -313,13 +281,38 @@ fn search(config: &Config) -> Finding {
                 format!("{place}: answers in {time} ms, {message}"),
             )
         }
-        Err(error) => Finding::fail(
-            "search",
-            format!(
-                "{error}. Completions that need Search get 503 until it works. The setting is search.url"
-            ),
-        ),
+        Err(error) => health::search_fails(&error.to_string()),
     }
+}
+
+fn certificate(files: &TlsFiles) -> Finding {
+    match read_certificate(files) {
+        Err(problem) => Finding::fail("tls", problem.text),
+        Ok(certificate) => match certificate.validity() {
+            Some(dates) => health::judge(dates, when::now()),
+            None => Finding::ok("tls", "the certificate and its key match"),
+        },
+    }
+}
+
+pub fn read_certificate(files: &TlsFiles) -> Result<Certificate> {
+    Certificate::read(&files.cert, &files.key).map_err(|error| {
+        let (setting, path, cause) = match error {
+            TlsError::Certificate(cause) => ("tls.cert", &files.cert, cause),
+            TlsError::Key(cause) => ("tls.key", &files.key, cause),
+        };
+        let text = format!("{setting} = {path:?}: {cause}. Expected a PEM file");
+        Problem::new(ProblemKind::Setting, text)
+    })
+}
+
+/// Joins the first names of a list.
+fn named<T>(all: &[T], name: impl Fn(&T) -> String) -> String {
+    let mut names: Vec<String> = all.iter().take(MAX_NAMED).map(name).collect();
+    if all.len() > MAX_NAMED {
+        names.push(format!("{} more", all.len() - MAX_NAMED));
+    }
+    names.join(", ")
 }
 
 /// The verdict that the service has of itself, if one runs with this configuration. Behind TLS it
@@ -331,9 +324,12 @@ fn service(config: &Config) -> Option<Finding> {
         .filter(|_| config.tls.is_none())?;
     let answer = ask_for_readiness(config, host).ok()?;
     let (head, body) = answer.split_once("\r\n\r\n")?;
+    let verdict = body.trim_end();
+    let message = format!("it runs, and says of itself: {verdict}");
     Some(match head.split(' ').nth(1)? {
-        "200" => Finding::ok("service", "it runs, and is ready"),
-        _ => Finding::fail("service", format!("it runs, and says: {}", body.trim_end())),
+        "200" if verdict == Verdict::Works.word() => Finding::ok("service", message),
+        "200" => Finding::warn("service", message),
+        _ => Finding::fail("service", message),
     })
 }
 

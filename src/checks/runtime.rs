@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use ureq::http::Uri;
 
-use super::LONGEST;
-use super::finding::{Finding, named};
+use super::{LONGEST, named};
 use crate::client::{Call, Cancellation, HttpClient, host_and_port, look_up};
 use crate::config::{Config, RuntimeConfig};
+use crate::health::{self, Finding};
 use crate::listener::Address;
 use crate::runtime::{RuntimeError, Runtimes, authorization};
 use crate::text::{escaped, shortened};
@@ -28,20 +28,11 @@ const MAX_NAME: usize = 128;
 
 pub fn check(config: &Config, each: &mut dyn FnMut(Finding)) {
     if config.runtime.urls.is_empty() {
-        each(not_configured());
+        each(health::no_runtime());
     }
     for url in &config.runtime.urls {
-        each(Finding {
-            runtime: Some(url.clone()),
-            ..try_runtime(url, config)
-        });
+        each(try_runtime(url, config));
     }
-}
-
-pub fn not_configured() -> Finding {
-    let message =
-        "no runtime is configured. Set runtime.url (ADRIATICUM_RUNTIME_URL) to its base address";
-    Finding::fail("runtime", message)
 }
 
 /// Says what to do if a call to the runtime at this address would reach this service itself, listening

@@ -1,9 +1,10 @@
 //! `check`: prints the results of the checks, with an exit code for scripts.
 
 use super::shared::{advice_if_denied, become_owner, note, print, print_json};
-use crate::checks::{self, Finding, Verdict};
+use crate::checks;
 use crate::config::Config;
 use crate::database::{Problem, Result};
+use crate::health::{Finding, Status};
 use crate::text::count;
 
 /// Test every part that a completion needs
@@ -48,7 +49,7 @@ pub(super) fn run(options: &CheckOptions, config: Result<Config>) -> Result<()> 
     }
     let failed: Vec<&Finding> = findings
         .iter()
-        .filter(|finding| finding.status == Verdict::Fail)
+        .filter(|finding| finding.status == Status::Fail)
         .collect();
     let denied = |finding: &&Finding| advice_if_denied(&finding.message);
     if let Some(advice) = failed.iter().find_map(denied) {
@@ -65,9 +66,9 @@ pub(super) fn run(options: &CheckOptions, config: Result<Config>) -> Result<()> 
 
 fn line(finding: &Finding) -> String {
     let word = match finding.status {
-        Verdict::Ok => "ok",
-        Verdict::Warn => "warn",
-        Verdict::Fail => "FAIL",
+        Status::Ok => "ok",
+        Status::Warn => "warn",
+        Status::Fail => "FAIL",
     };
     format!("{word:<4}  {:<13}  {}\n", finding.part, finding.message)
 }

@@ -17,20 +17,18 @@ use super::shared::{Account, about, check_time_zone, open_to_change};
 use crate::api::Api;
 use crate::api::rows::RowLimits;
 use crate::audit::Actor;
-use crate::background::{Background, ServiceParts, notify};
+use crate::background::{Background, notify};
 use crate::checks;
 use crate::config::{Config, GroundingMode, RuntimeConfig, SearchConfig, SecretsNeeded};
 use crate::console::Console;
 use crate::database::sqlite::lock::FileLock;
 use crate::database::{Access, DatabaseLocation, Problem, ProblemKind, Result};
 use crate::grounding::Grounding;
+use crate::health::ServiceParts;
 use crate::ledger::Writer;
-use crate::listener::{
-    Acceptor, Address, Limits, Listener, ListenerState, ListeningSocket, Service, Watchdog,
-};
+use crate::listener::{Acceptor, Address, Limits, Listener, ListeningSocket, Service, Watchdog};
 use crate::logging;
 use crate::metrics::Metrics;
-use crate::monitoring::MonitoringEndpoints;
 use crate::runtime::Runtimes;
 
 /// The longest time of a request that the database takes: 10 s to look up the key (on PostgreSQL,
@@ -54,18 +52,16 @@ const STOP_SIGNALS: [i32; 2] = [SIGTERM, SIGINT];
 pub(super) fn run(file: Option<&Path>, by: &Actor) -> Result<()> {
     let signals = Signals::handle().map_err(about("the signals"))?;
     let config = Arc::new(load(file)?);
-    let (parts, sockets) = open(&config, by)?;
-    let listener = listen(&parts, sockets).map_err(about("the listener"))?;
+    let (parts, listener) = open(&config, by)?;
     let (stopper, fenced) = (listener.stopper(), Arc::<OnceLock<Problem>>::default());
     let stopper = stopper.map_err(about("the listener"))?;
     let writer = start_writer(&parts, stopper, Arc::clone(&fenced)).map_err(too_few_threads)?;
-    let services = services(&parts, &listener.state).map_err(too_few_threads)?;
     for signal in STOP_SIGNALS {
         let stopper = listener.stopper();
         let registered = stopper.and_then(|stopper| pipe::register(signal, stopper));
         registered.map_err(about("the signals"))?;
     }
-    let event_loop = listener.start(services).map_err(too_few_threads)?;
+    let event_loop = listener.start(services(&parts)).map_err(too_few_threads)?;
     signals.starting.store(false, Ordering::Release);
     notify(&[NotifyState::Ready]);
     // After that message: a reload has others.
@@ -136,7 +132,7 @@ fn load(file: Option<&Path>) -> Result<Config> {
 }
 
 /// Opens the certificate, the database and the sockets.
-fn open(config: &Arc<Config>, by: &Actor) -> Result<(ServiceParts, Vec<ListeningSocket>)> {
+fn open(config: &Arc<Config>, by: &Actor) -> Result<(Arc<ServiceParts>, Listener)> {
     let certificate = config.tls.as_ref().map(checks::read_certificate);
     let acceptor = certificate.transpose()?.map(Acceptor::new).transpose();
     let acceptor = acceptor.map_err(|error| Problem::other(format!("TLS: {error}")))?;
@@ -161,17 +157,17 @@ fn open(config: &Arc<Config>, by: &Actor) -> Result<(ServiceParts, Vec<Listening
         .collect();
     let joined = store.join(&config.gateway, &urls.join(" "));
     joined.map_err(about(format!("the database {database}")))?;
-    let runtimes = Runtimes::new(&config.runtime, config.worker_share()).map(Arc::new);
-    if runtimes.is_none() {
-        log::warn!("no runtime is configured, so no completion can be run: set runtime.url");
-    }
+    let (acceptor, share) = (acceptor.map(Arc::new), config.worker_share());
+    let listener = listen(config, sockets, acceptor.clone()).map_err(about("the listener"))?;
     let parts = ServiceParts {
         config: Arc::clone(config),
-        acceptor: acceptor.map(Arc::new),
         store: Arc::new(store),
-        runtimes,
+        listener: Arc::clone(&listener.state),
+        acceptor,
+        runtimes: Runtimes::new(&config.runtime, share).map(Arc::new),
+        grounding: Grounding::new(&config.search, share).map(Arc::new),
     };
-    Ok((parts, sockets))
+    Ok((Arc::new(parts), listener))
 }
 
 /// Returns the sockets that systemd passes, else those of the configuration. Refuses a runtime that
@@ -247,8 +243,11 @@ fn scheme(has_tls: bool) -> &'static str {
 }
 
 /// Builds the listener, and logs where it listens.
-fn listen(parts: &ServiceParts, sockets: Vec<ListeningSocket>) -> io::Result<Listener> {
-    let config = &parts.config;
+fn listen(
+    config: &Config,
+    sockets: Vec<ListeningSocket>,
+    acceptor: Option<Arc<Acceptor>>,
+) -> io::Result<Listener> {
     let limits = Limits {
         workers: config.workers,
         queue: config.queue,
@@ -261,7 +260,7 @@ fn listen(parts: &ServiceParts, sockets: Vec<ListeningSocket>) -> io::Result<Lis
         "buffer_limit: at most {} bytes for all requests together",
         config.buffer_limit
     );
-    let has_tls = parts.acceptor.is_some();
+    let has_tls = acceptor.is_some();
     for socket in &sockets {
         log::info!("listening on {}", url(socket, has_tls));
         if let Some(warning) = checks::reachable(config, &socket.address) {
@@ -277,7 +276,7 @@ fn listen(parts: &ServiceParts, sockets: Vec<ListeningSocket>) -> io::Result<Lis
         }
     }
     let mut listener = Listener::new(sockets, limits)?;
-    listener.acceptor = parts.acceptor.clone();
+    listener.acceptor = acceptor;
     listener.trusted_proxies = config.trusted_proxies.clone();
     listener.watchdog = watchdog();
     listener.on_stop = Box::new(|| notify(&[NotifyState::Stopping]));
@@ -353,22 +352,11 @@ fn fenced_off(config: &Config, problem: Problem) -> Problem {
 }
 
 /// Builds the console and the API, which takes every request that is not the console's.
-fn services(
-    parts: &ServiceParts,
-    listener: &Arc<ListenerState>,
-) -> io::Result<Vec<Arc<dyn Service>>> {
+fn services(parts: &Arc<ServiceParts>) -> Vec<Arc<dyn Service>> {
     let (config, metrics) = (&parts.config, Arc::<Metrics>::default());
     let mut services: Vec<Arc<dyn Service>> = Vec::new();
     if let Some(host) = config.console_host.clone() {
-        let monitoring = MonitoringEndpoints {
-            store: Arc::clone(&parts.store),
-            metrics: Arc::clone(&metrics),
-            listener: Arc::clone(listener),
-            runtimes: parts.runtimes.clone(),
-            acceptor: parts.acceptor.clone(),
-        };
-        let store = Arc::clone(&parts.store);
-        let console = Console::new(host, Arc::clone(config), store, monitoring)?;
+        let console = Console::new(host, Arc::clone(parts), Arc::clone(&metrics));
         services.push(Arc::new(console));
     }
     services.push(Arc::new(Api {
@@ -376,11 +364,11 @@ fn services(
         compatibility: config.compatibility,
         store: Arc::clone(&parts.store),
         runtimes: parts.runtimes.clone(),
-        grounding: Grounding::new(&config.search, config.worker_share()),
+        grounding: parts.grounding.clone(),
         metrics,
         row_limits: RowLimits::default(),
     }));
-    Ok(services)
+    services
 }
 
 fn watchdog() -> Option<Watchdog> {

@@ -1,10 +1,11 @@
 //! The console: server-rendered pages for the operator, on a host of their own.
 //!
-//! The steps of a request: assets, monitoring endpoints, is a password set, the form's origin,
+//! The steps of a request: assets, what programs ask for, is a password set, the form's origin,
 //! session, the page.
 
 mod audit;
 mod chart;
+mod endpoints;
 mod filters;
 mod keys;
 mod page;
@@ -14,7 +15,6 @@ pub mod session;
 mod status;
 mod usage;
 
-use std::io;
 use std::net::IpAddr;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Mutex};
@@ -25,16 +25,16 @@ use maud::html;
 use self::page::{Operator, PageError, PageRequest, PageResult, copy_box, dialog, redirect};
 use self::password::{SignInSource, SignInThrottle};
 use self::session::KnownBrowsers;
-use self::status::check_runner::CheckRunner;
 use crate::api::head;
 use crate::config::Config;
 use crate::database::Problem;
 use crate::error::Failure;
+use crate::health::ServiceParts;
 use crate::http::{ClientInfo, RequestHead, Response};
 use crate::ledger::Gateway;
 use crate::listener::{Admission, Area, Dispatcher, Lane, PendingRequest, Service};
 use crate::logging;
-use crate::monitoring::MonitoringEndpoints;
+use crate::metrics::Metrics;
 use crate::secret::SecretDigest;
 use crate::store::Store;
 
@@ -48,10 +48,10 @@ pub struct Console {
     browsers: KnownBrowsers,
     /// Held while a password is verified: hashing it takes 9 MiB, so one is verified at a time.
     sign_ins: Mutex<SignInThrottle>,
-    checks: CheckRunner,
     /// An export holds a clone until its response was sent.
     exports: Arc<()>,
-    pub monitoring: MonitoringEndpoints,
+    service: Arc<ServiceParts>,
+    metrics: Arc<Metrics>,
 }
 
 /// Makes a browser that came by HTTPS use nothing else for a year.
@@ -65,14 +65,14 @@ impl Service for Console {
         let is_allowed = !self.config.console_is_local || client.is_local();
         self.host.eq_ignore_ascii_case(head.host())
             && !head.path().starts_with("/v1/")
-            && (is_allowed || MonitoringEndpoints::is_probe(head))
+            && (is_allowed || endpoints::is_probe(head))
     }
 
     /// The place of a request in the queue, from its head, without a database look-up. A known
     /// browser has a lane of its own and so have the clients on this host: clients elsewhere can
     /// neither delay them nor take their places.
     fn admit(&self, client: &ClientInfo, head: &RequestHead) -> Result<Admission, Response> {
-        if let Some(response) = self.monitoring.probe(head) {
+        if let Some(response) = endpoints::probe(self, head) {
             return Err(response);
         }
         let browser = session::presented(*client, head);
@@ -81,7 +81,7 @@ impl Service for Console {
             SignInSource::ThisHost => (Some("this host".into()), None),
             SignInSource::Elsewhere(network) => (None, network),
         };
-        let credential = match MonitoringEndpoints::takes_key(head) {
+        let credential = match endpoints::takes_key(head) {
             true => head::digest(head).ok(),
             false => browser,
         };
@@ -117,30 +117,24 @@ impl Service for Console {
 }
 
 impl Console {
-    /// Fails if the system does not allow another thread.
-    pub fn new(
-        host: String,
-        config: Arc<Config>,
-        store: Arc<Store>,
-        monitoring: MonitoringEndpoints,
-    ) -> io::Result<Self> {
-        Ok(Self {
+    pub fn new(host: String, service: Arc<ServiceParts>, metrics: Arc<Metrics>) -> Self {
+        Self {
             host,
-            browsers: KnownBrowsers::read(&store),
+            browsers: KnownBrowsers::read(&service.store),
             sign_ins: Mutex::default(),
-            config,
-            store,
+            config: Arc::clone(&service.config),
+            store: Arc::clone(&service.store),
             started: Instant::now(),
-            checks: CheckRunner::new()?,
             exports: Arc::default(),
-            monitoring,
-        })
+            service,
+            metrics,
+        }
     }
 
     fn serve(&self, pending: &PendingRequest, dispatcher: &Dispatcher) -> Response {
         let request = &pending.request;
         page::asset(&request.head)
-            .or_else(|| self.monitoring.respond(pending, dispatcher))
+            .or_else(|| endpoints::respond(self, pending, dispatcher))
             .unwrap_or_else(|| {
                 let page = self.page(pending, dispatcher);
                 page.unwrap_or_else(|error| error.page(None, request.client.peer))
@@ -182,6 +176,7 @@ impl Console {
                 let operator = Operator {
                     console: self,
                     request: &request,
+                    health: self.service.health(),
                 };
                 let page = signed_in(&operator);
                 Ok(page.unwrap_or_else(|error| error.page(Some(&operator), http.client.peer)))
@@ -240,7 +235,6 @@ fn signed_in(operator: &Operator) -> PageResult {
         ("GET", ["requests", id]) => requests::page(operator, id),
         ("GET", ["audit"]) => audit::page(operator),
         ("GET", ["status"]) => status::page(operator),
-        ("POST", ["status"]) => status::check_again(operator),
         ("POST", _) => Err(PageError::method()),
         _ => Err(PageError::not_found()),
     }

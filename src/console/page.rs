@@ -7,10 +7,11 @@ use std::sync::LazyLock;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use sha2::{Digest, Sha256};
 
-use super::status::verdict;
+use super::status;
 use super::{Console, session};
 use crate::audit::Actor;
 use crate::database::{Problem, ProblemKind};
+use crate::health::{Health, Verdict};
 use crate::http::{Request, RequestHead, Response};
 use crate::logging;
 use crate::report::query::{Form, link};
@@ -109,15 +110,20 @@ impl<'a> PageRequest<'a> {
 pub struct Operator<'a> {
     pub console: &'a Console,
     pub request: &'a PageRequest<'a>,
+    pub health: Health,
 }
 
 impl Operator<'_> {
     /// A page with the navigation.
     pub fn page(&self, title: &str, content: &Markup) -> Response {
         let console = self.console;
-        let trouble = verdict::trouble(&verdict::parts(console));
         let gateway = console.config.gateway_name();
-        let dot = if trouble.is_some() { "● " } else { "" };
+        let verdict = self.health.verdict();
+        let dot = if verdict != Verdict::Works {
+            "● "
+        } else {
+            ""
+        };
         let part = self.request.path.split('/').nth(1).unwrap_or_default();
         let navigation = html! {
             span.gateway.text { (gateway) }
@@ -126,7 +132,7 @@ impl Operator<'_> {
                     @for (address, name) in PARTS {
                         li { a href=(address) aria-current=[(address[1..] == *part).then_some("page")] {
                             (name)
-                            @if address == "/status" && let Some(trouble) = &trouble { " " span class=(format!("dot {}", trouble.class)) { span.unseen { "(" (trouble.words) ")" } } }
+                            @if address == "/status" && verdict != Verdict::Works { " " span class=(format!("dot {}", status::class(verdict))) { span.unseen { "(" (verdict.word()) ")" } } }
                         } }
                     }
                 }

@@ -4,6 +4,7 @@
 mod decision;
 mod quotation;
 
+use std::sync::Mutex;
 use std::time::Instant;
 
 use regex_lite::Regex;
@@ -13,6 +14,7 @@ pub use quotation::Quotation;
 use crate::config::{GroundingMode, SearchConfig};
 use crate::error::{ApiError, Failure};
 use crate::ledger::LedgerRow;
+use crate::mutex::lock;
 use crate::runtime::{Chat, RequestCost, Role, Runtimes};
 use crate::search::Search;
 use crate::when::milliseconds;
@@ -21,6 +23,8 @@ pub struct Grounding {
     search: Search,
     mode: GroundingMode,
     patterns: Vec<Regex>,
+    /// The reason why the last search failed; `None` if it was answered.
+    last_failure: Mutex<Option<String>>,
 }
 
 impl Grounding {
@@ -34,6 +38,7 @@ impl Grounding {
             search,
             mode: config.grounding,
             patterns: config.patterns.clone(),
+            last_failure: Mutex::default(),
         })
     }
 
@@ -53,6 +58,9 @@ impl Grounding {
         let found = self.search.find(&query, &cost.cancellation);
         row.search_ms = Some(milliseconds(started.elapsed()));
         row.search_reason = Some(reason.to_owned());
+        if !cost.cancellation.is_cancelled() {
+            *lock(&self.last_failure) = found.as_ref().err().map(ToString::to_string);
+        }
         let passages = found.map_err(|error| Failure {
             details: Some(format!("search: {error}")),
             no_retry: true,
@@ -64,6 +72,10 @@ impl Grounding {
         })?;
         row.search_results = Some(passages.len() as i64);
         Ok(Some(Quotation::insert(passages, chat)))
+    }
+
+    pub fn last_failure(&self) -> Option<String> {
+        lock(&self.last_failure).clone()
     }
 
     /// Returns why Search is needed, in the ledger's words, and the query. Returns `None` if it is

@@ -4,7 +4,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use super::SCHEMA;
@@ -16,6 +16,7 @@ use crate::database::{
     WriteConnection, values,
 };
 use crate::id::RequestId;
+use crate::mutex::lock;
 use crate::secret::SecretDigest;
 use crate::when::Zone;
 
@@ -31,6 +32,7 @@ pub struct Ledger {
     pub(super) epoch: i64,
     pub zone: Zone,
     pub(super) queue: WriteQueue,
+    pub(super) retention_trouble: Mutex<Option<String>>,
 }
 
 /// A group that was sent to the database: the head of the chain after it, and the result for each
@@ -73,6 +75,7 @@ impl Ledger {
             epoch: 0,
             zone,
             queue: WriteQueue::default(),
+            retention_trouble: Mutex::default(),
         }
     }
 
@@ -103,6 +106,11 @@ impl Ledger {
     /// The same for a health probe, which has a test write made.
     pub fn probe(&self) -> Option<Problem> {
         self.queue.probe()
+    }
+
+    /// The reason why retention removes nothing, though it should.
+    pub fn retention_trouble(&self) -> Option<String> {
+        lock(&self.retention_trouble).clone()
     }
 
     /// Writes rows in one transaction; if it fails because of one row, each in its own. `between`
@@ -369,7 +377,7 @@ pub(super) fn fenced() -> Problem {
 
 #[cfg(test)]
 pub mod tests {
-    use std::sync::{Mutex, mpsc};
+    use std::sync::mpsc;
     use std::thread;
 
     use super::*;

@@ -184,7 +184,7 @@ impl WriteQueue {
         let mut failures = results.iter().filter_map(|result| result.as_ref().err());
         let mut state = lock(&self.state);
         if results.iter().any(Result::is_ok) {
-            state.recover();
+            state.failure = None;
             state.pause = Duration::ZERO;
         } else if let Some(problem) = failures.find(|problem| !says_nothing(problem.kind)) {
             if state.failure.is_none() {
@@ -198,7 +198,7 @@ impl WriteQueue {
     pub fn note_test(&self, result: &Result<()>) {
         let mut state = lock(&self.state);
         match result {
-            Ok(()) => state.recover(),
+            Ok(()) => state.failure = None,
             Err(problem) => state.fail(problem),
         }
     }
@@ -256,19 +256,8 @@ impl QueueState {
     }
 
     fn fail(&mut self, problem: &Problem) {
-        if self.failure.is_none() {
-            log::error!(
-                "the ledger can't be written: {problem}. Requests get 503, and the runtime is not called"
-            );
-        }
         let next_test = Instant::now() + self.pause.max(SHORTEST_PAUSE);
         self.failure = Some((problem.clone(), next_test));
-    }
-
-    fn recover(&mut self) {
-        if self.failure.take().is_some() {
-            log::info!("the ledger can be written again");
-        }
     }
 }
 

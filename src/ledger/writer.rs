@@ -8,12 +8,11 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use log::Level;
-
 use super::append::{ANY_KEY, KnownHeads, Ledger};
 use super::queue::{WaitingRow, WriterTask, panicked};
 use super::retention::{RetentionState, retention_held};
 use crate::database::{CHANGE_TIMEOUT, Problem, ProblemKind, Result, Session, WriteConnection};
+use crate::mutex::lock;
 use crate::text::count;
 
 /// The pause between two heartbeats of a gateway; a commit counts as one. Also the longest wait of
@@ -63,7 +62,6 @@ impl Writer {
                 days,
                 next: now,
                 removed: 0,
-                trouble: None,
             }),
             on_fenced: Box::new(on_fenced),
         };
@@ -105,8 +103,6 @@ struct Retention {
     next: Instant,
     /// The rows that were removed since the last line in the log.
     removed: usize,
-    /// The log has a line of this level about why nothing is removed.
-    trouble: Option<Level>,
 }
 
 impl WriterThread {
@@ -240,23 +236,19 @@ impl WriterThread {
             return;
         }
         let days = retention.days;
-        let (removed, trouble) = match remove_batch(&self.ledger, &mut self.connection, days) {
-            Ok((removed, held)) => (removed, held.map(|text| (Level::Warn, text))),
+        let (removed, pause, trouble) = match remove_batch(&self.ledger, &mut self.connection, days)
+        {
+            Ok((0, held)) => (0, RETENTION_PAUSE, held),
+            Ok((removed, _)) => (removed, REMOVAL_PAUSE, None),
             // Others use the database, or it is lost: the next batch finds out.
             Err(problem) => {
                 let text = format!(
                     "retention failed: {problem}. Requests continue, and the next round tries again"
                 );
-                (0, Some((Level::Error, text)))
+                (0, IDENTITY_PAUSE, Some(text))
             }
         };
         retention.removed += removed;
-        let level = trouble.as_ref().map(|(level, _)| *level);
-        let pause = match level {
-            _ if removed > 0 => REMOVAL_PAUSE,
-            Some(Level::Error) => IDENTITY_PAUSE,
-            _ => RETENTION_PAUSE,
-        };
         retention.next = Instant::now() + pause;
         if removed == 0 && retention.removed > 0 {
             let (rows, days) = (retention.removed as i64, retention.days.into());
@@ -264,12 +256,7 @@ impl WriterThread {
             log::info!("removed {rows} older than {days} from the ledger");
             retention.removed = 0;
         }
-        if std::mem::replace(&mut retention.trouble, level) != level {
-            match trouble {
-                Some((level, text)) => log::log!(level, "{text}"),
-                None => log::info!("retention continues"),
-            }
-        }
+        *lock(&self.ledger.retention_trouble) = trouble;
     }
 
     /// Lets the next start take the name of this gateway at once.

@@ -91,6 +91,12 @@ pub struct Gauge {
     pub limit: usize,
 }
 
+impl Gauge {
+    pub fn is_full(self) -> bool {
+        self.now > 0 && self.now >= self.limit
+    }
+}
+
 /// The state that the event loop, its threads and the readers of its load share: the dispatcher, and
 /// counters.
 pub struct ListenerState {

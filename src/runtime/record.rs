@@ -1,7 +1,6 @@
 //! The record of a runtime: its running calls, its last answers, and whether it answers at all.
 
 use std::collections::VecDeque;
-use std::mem;
 use std::time::{Duration, Instant};
 
 use super::error::RuntimeError;
@@ -22,10 +21,7 @@ const KEPT: usize = 20;
 /// A call that its client cancelled sooner says nothing about the runtime.
 const MIN_PATIENCE: Duration = Duration::from_secs(5);
 
-/// The least time between two warnings about a runtime.
-const WARNING_INTERVAL: Duration = Duration::from_secs(60);
-
-/// The status of a runtime, for the status page and the metrics.
+/// The status of a runtime: a fact of the service's health.
 #[derive(Clone, Debug, Default)]
 pub struct RuntimeStatus {
     pub url: String,
@@ -34,9 +30,8 @@ pub struct RuntimeStatus {
     pub failed_since: Option<i64>,
     /// Several calls or probes in a row ended without an answer, and no probe was answered since.
     pub is_failing: bool,
-    /// When calls and probes were last answered, and when they last failed.
-    pub last_answer: Option<Instant>,
-    pub last_failure: Option<Instant>,
+    /// It has answered a call or a probe since the start.
+    pub has_answered: bool,
     /// The calls and probes that have failed since the start.
     pub failures: u64,
     /// When one last failed since the start, in Unix seconds, and why.
@@ -52,9 +47,6 @@ pub(super) struct RuntimeRecord {
     /// `None` if it was never probed and has not failed.
     next_probe: Option<Instant>,
     is_probed: bool,
-    /// The log's last line about this runtime says that it has failed.
-    is_logged: bool,
-    last_warning: Option<Instant>,
 }
 
 impl RuntimeRecord {
@@ -94,7 +86,7 @@ impl RuntimeRecord {
             Ok(_) | Err(RuntimeError::NoText(_)) => {
                 self.answer_times.truncate(KEPT - 1);
                 self.answer_times.push_front(took);
-                self.note_answer(now);
+                self.note_answer();
             }
             Err(RuntimeError::Call(CallError::Cancelled)) if took > self.patience() => {
                 self.note_failure(now, &RuntimeError::Call(CallError::TimedOut(took)));
@@ -129,22 +121,19 @@ impl RuntimeRecord {
             Some(Ok(_) | Err(RuntimeError::NoText(_))) if self.unanswered >= SEVERAL => {
                 self.status.is_failing = false;
                 self.status.failed_since = None;
-                self.status.last_answer = Some(now);
+                self.status.has_answered = true;
             }
-            Some(Ok(_) | Err(RuntimeError::NoText(_))) => self.note_answer(now),
+            Some(Ok(_) | Err(RuntimeError::NoText(_))) => self.note_answer(),
             Some(Err(error)) if !error.is_about_request() => self.note_failure(now, error),
             Some(Err(_)) | None => {}
         }
     }
 
-    fn note_answer(&mut self, now: Instant) {
+    fn note_answer(&mut self) {
         self.unanswered = 0;
         self.status.is_failing = false;
         self.status.failed_since = None;
-        self.status.last_answer = Some(now);
-        if mem::take(&mut self.is_logged) {
-            log::info!("runtime {} is back", self.status.url);
-        }
+        self.status.has_answered = true;
     }
 
     fn note_failure(&mut self, now: Instant, error: &RuntimeError) {
@@ -156,20 +145,7 @@ impl RuntimeRecord {
         status.is_failing = self.unanswered >= SEVERAL;
         status.failed_since.get_or_insert_with(when::now);
         status.failures += 1;
-        status.last_failure = Some(now);
-        let diagnosis = error.diagnosis();
-        let is_too_soon = self
-            .last_warning
-            .is_some_and(|last| now.duration_since(last) < WARNING_INTERVAL);
-        if !self.is_logged && !is_too_soon {
-            self.is_logged = true;
-            self.last_warning = Some(now);
-            log::warn!(
-                "runtime {} has failed: {diagnosis}. Until it is back, it is called after all others",
-                status.url
-            );
-        }
-        status.last_error = Some((when::now(), diagnosis));
+        status.last_error = Some((when::now(), error.diagnosis()));
     }
 }
 
@@ -377,42 +353,5 @@ mod tests {
         trial.call(1, answer());
         trial.record.status.running = 1;
         assert_eq!(trial.state(), WELL, "its call was answered");
-    }
-
-    /// A runtime that answers probes and fails every call had two log lines every two seconds.
-    #[test]
-    fn one_warning_a_minute_and_one_line_when_it_is_back() {
-        let mut trial = Trial::new();
-        let warned = |trial: &Trial| {
-            (
-                trial.record.is_logged,
-                trial.record.last_warning == Some(trial.now),
-            )
-        };
-        (0..3).for_each(|_| trial.fail());
-        assert_eq!(warned(&trial), (true, true));
-        assert!(trial.probe(10, answer()));
-        assert_eq!(
-            warned(&trial),
-            (true, false),
-            "only a call shows that a failing one is back"
-        );
-        trial.call(1, answer());
-        assert_eq!(warned(&trial), (false, false));
-        trial.fail();
-        assert_eq!(
-            warned(&trial),
-            (false, false),
-            "it was logged ten seconds ago"
-        );
-        trial.now += WARNING_INTERVAL;
-        trial.fail();
-        assert_eq!(warned(&trial), (true, true));
-        assert!(trial.probe(10, answer()));
-        assert_eq!(
-            warned(&trial),
-            (false, false),
-            "it failed twice, and answers again"
-        );
     }
 }

@@ -16,7 +16,7 @@ const PAGES: [(&str, &str); 11] = [
     ("/keys", "q state sort page changed revoked created key"),
     ("/keys/new", "name expires once"),
     ("/audit", "before about page key"),
-    ("/status", "checked"),
+    ("/status", "x"),
     ("/sign-in", "next ended"),
     ("/", "x"),
 ];

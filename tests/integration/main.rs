@@ -46,6 +46,7 @@ mod schema_version;
 mod search;
 mod several_runtimes;
 mod sign_in;
+mod states;
 mod systemd;
 mod tls;
 mod wire;

@@ -421,8 +421,8 @@ fn a_runtime_that_refuses_one_conversation_has_not_failed() {
         .post(&key, &chat("x"))
         .is_error(502, "inference_error");
     assert_eq!(
-        figure(&server, &watcher, "up", &runtime),
-        0.0,
+        figure(&server, &watcher, "failures_total", &runtime),
+        1.0,
         "it can't run any other either"
     );
 }

@@ -291,19 +291,19 @@ fn an_expired_certificate_is_a_warning_at_a_start_and_at_a_reload() {
     };
     let expired = certify_until(2020);
     let server = server.start();
-    let path = folder.join("cert.pem");
-    let warning = format!(
-        "WARN] tls.cert = {path:?}: the certificate expired at 2020-01-01 00:00 UTC. Renew it, then reload the service"
-    );
-    let warnings = || server.log().matches(&warning).count();
+    let warning = "[ERROR] tls: the certificate expired at 2020-01-01 00:00 UTC. Renew it, then reload the service";
+    let warnings = || server.log().matches(warning).count();
     until("it is said at the start", || warnings() == 1);
     server.signal(Signal::HUP);
     until("it is said at a reload", || warnings() == 2);
     let watcher = metrics_key(&server);
-    let scrape = |certificate: &CertificateDer<'static>| {
+    let connect_in_2018 = |certificate: &CertificateDer<'static>| {
         let mut config = (*client_config(certificate, rustls::ALL_VERSIONS)).clone();
         config.time_provider = Arc::new(Year2018);
-        let mut client = shake_hands(&server.address, &Arc::new(config)).expect("a handshake");
+        shake_hands(&server.address, &Arc::new(config)).expect("a handshake")
+    };
+    let scrape = |certificate: &CertificateDer<'static>| {
+        let mut client = connect_in_2018(certificate);
         client.send(format!(
             "GET /metrics HTTP/1.1\r\nHost: {CONSOLE}\r\nAuthorization: Bearer {watcher}\r\n\r\n"
         ));
@@ -315,6 +315,11 @@ fn an_expired_certificate_is_a_warning_at_a_start_and_at_a_reload() {
         value.expect("the metric").to_owned()
     };
     assert_eq!(scrape(&expired), "1577836800");
+    let mut client = connect_in_2018(&expired);
+    client.send(format!("GET /readyz HTTP/1.1\r\nHost: {CONSOLE}\r\n\r\n"));
+    let reply = client.reply();
+    assert_eq!(reply.status, 200);
+    assert_eq!(reply.body, b"degraded: tls; the log says why\n");
     certify_until(2019);
     server.signal(Signal::HUP);
     until("an expired one is accepted too", || {

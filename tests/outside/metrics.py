@@ -163,7 +163,7 @@ def rows_of(service):
 
 
 def ensure_the_probes_answer(service):
-    for path, line in (("/healthz", "ok\n"), ("/readyz", "ready\n")):
+    for path, line in (("/healthz", "ok\n"), ("/readyz", "works\n")):
         response, text = get(service, path)
         ensure((response.status, text) == (200, line), f"{path}: {response.status} {text}")
 

@@ -110,10 +110,11 @@ def an_empty_console_host_disables_the_console():
 
 
 def readiness_needs_a_configured_runtime():
-    assert SERVER.get("/readyz").status == 200
+    reply = SERVER.get("/readyz")
+    assert (reply.status, reply.body) == (200, b"works\n"), reply
     with Server() as server:
         assert server.get("/healthz").status == 200
         reply = server.get("/readyz")
-        assert reply.status == 503 and b"runtime.url" in reply.body, reply
+        assert (reply.status, reply.body) == (503, b"failing: runtime; the log says why\n"), reply
     with Server(runtime_url=f"{UNREACHABLE.url}/v1") as server:
         assert server.get("/healthz").status == 200

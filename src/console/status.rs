@@ -1,130 +1,127 @@
-//! The status page: the results of the checks, the queue, the gateways, and facts about the
-//! service.
-
-pub mod check_runner;
-pub mod verdict;
+//! The status page: the verdict, what is wrong, and the facts.
 
 use std::cmp::Reverse;
 use std::time::Duration;
 
 use maud::{Markup, html};
 
-use self::verdict::PartState;
 use super::Console;
-use super::page::{Operator, PageResult, redirect};
-use crate::checks::Verdict;
+use super::page::{Operator, PageResult};
 use crate::config::GroundingMode;
 use crate::database::Problem;
+use crate::health::{Finding, Health, Status, Verdict};
 use crate::ledger::Gateway;
 use crate::listener::{Gauge, LoadEvent};
 use crate::report::format;
 use crate::report::{Cell, Table};
-use crate::text::{count, grouped};
+use crate::runtime::RuntimeStatus;
+use crate::text::{count, escaped, grouped};
 use crate::when::Zone;
-
-/// The age at which the results of the checks are too old: a check costs a token of the runtime.
-const MAX_AGE: Duration = Duration::from_secs(60);
 
 /// A gateway that was seen within this many seconds is running: it reports about every second.
 const SEEN_LATELY: i64 = 5;
 
 pub fn page(operator: &Operator) -> PageResult {
-    let console = operator.console;
-    console
-        .checks
-        .start(&console.config, &console.store, MAX_AGE);
-    let is_running = console.checks.are_running();
-    let checked = console.checks.latest().map(|run| run.time);
-    let (parts, zone) = (verdict::parts(console), &console.store.zone);
+    let (console, health, findings) = (
+        operator.console,
+        &operator.health,
+        operator.health.findings(),
+    );
+    let now = format::second(operator.request.now, &console.store.zone);
     let content = html! {
         main {
-            div.head {
-                h1 { "Status" }
-                form method="post" action="/status" {
-                    button type="submit" disabled[is_running] { "Check again" }
+            h1 { "Status" }
+            p.lead role="status" {
+                (badge(health.verdict())) " "
+                @match health.verdict() {
+                    Verdict::Works => "Completions can be run.",
+                    Verdict::Degraded => "Completions can be run, but something is wrong.",
+                    Verdict::Failing => "No completion can be run.",
                 }
+                span.muted { " As of " (now) " " (console.store.zone.name()) ". To test each part: " code { "adriaticum check" } }
             }
-            (lead(&parts, checked, is_running, zone))
-            (table(&parts, zone))
+            @if !findings.is_empty() { (what_is_wrong(&findings)) }
+            @if !health.runtimes.is_empty() {
+                h2 { "Runtimes" }
+                (runtimes(&health.runtimes, &console.store.zone))
+            }
             (queue_by_key(console)?)
             (gateways(console)?)
-            (facts(console))
+            (facts(console, health))
         }
     };
-    let response = operator.page("Status", &content);
-    // The page reloads without a script until the checks are done.
-    Ok(if is_running {
-        response.with("refresh", "1; url=/status")
-    } else {
-        response
-    })
+    Ok(operator.page("Status", &content))
 }
 
-pub fn check_again(operator: &Operator) -> PageResult {
-    let console = operator.console;
-    console
-        .checks
-        .start(&console.config, &console.store, Duration::ZERO);
-    Ok(redirect("/status"))
+/// The verdict in its colour.
+pub fn badge(verdict: Verdict) -> Markup {
+    html! { span class=(format!("badge {}", class(verdict))) { (verdict.word()) } }
 }
 
-fn lead(parts: &[PartState], checked: Option<i64>, is_running: bool, zone: &Zone) -> Markup {
-    let notes = parts
-        .iter()
-        .filter(|part| part.verdict == Some(Verdict::Warn))
-        .count();
-    html! {
-        p.lead role="status" {
-            @if let Some(trouble) = verdict::trouble(parts) {
-                span class=(format!("badge {}", trouble.class)) { (trouble.words) } " " (trouble.meaning)
-            } @else if checked.is_none() { "Checking every part that completions need…" }
-            @else if notes > 0 { span.badge.warn { "works" } " Completions can be run; " (count(notes as i64, "note")) " below." }
-            @else { span.badge.good { "works" } " Every part that completions need is available." }
-            @if let Some(time) = checked {
-                span.muted { " Checked at " (format::second(time, zone)) " " (zone.name()) @if is_running { ", checking again…" } }
-            }
-        }
+pub fn class(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Works => "good",
+        Verdict::Degraded => "warn",
+        Verdict::Failing => "bad",
     }
 }
 
-fn table(parts: &[PartState], zone: &Zone) -> Markup {
-    let state = |part: &PartState| match part.verdict {
-        Some(Verdict::Ok) => Cell::text("ok").class("badge good"),
-        Some(Verdict::Warn) => Cell::text("note").class("badge warn"),
-        Some(Verdict::Fail) => Cell::text("fails").class("badge bad"),
-        None => Cell::text("not asked yet").class("badge"),
+fn what_is_wrong(findings: &[Finding]) -> Markup {
+    let state = |finding: &Finding| match finding.status {
+        Status::Fail => Cell::text("fails").class("badge bad"),
+        Status::Warn | Status::Ok => Cell::text("note").class("badge warn"),
     };
-    Table::new(parts)
-        .text("part", "Part", |part| Cell::text(part.name.to_string()))
+    Table::new(findings)
+        .text("part", "Part", |finding| Cell::text(finding.part))
         .text("state", "State", state)
         .class("bare")
-        .text("details", "Details", |part| {
-            Cell::text("").on_page(details(part, zone))
+        .text("details", "Details", |finding| {
+            Cell::text(&*finding.message)
         })
         .class("w bare")
         .html("findings", "part,state,details")
 }
 
-fn details(part: &PartState, zone: &Zone) -> Markup {
-    html! {
-        span.text { (part.message) }
-        @if let Some(runtime) = &part.runtime {
-            br;
-            span.muted {
-                (grouped(runtime.running as i64)) " in progress"
-                @if let Some(time) = runtime.failed_since.filter(|_| part.verdict == Some(Verdict::Fail)) { ", failed since " (format::second(time, zone)) }
-                @if let Some((time, error)) = &runtime.last_error { ", last error " (format::second(*time, zone)) ": " span.text { (error) } }
+fn runtimes(runtimes: &[RuntimeStatus], zone: &Zone) -> Markup {
+    let state = |runtime: &RuntimeStatus| {
+        let cell = match (runtime.is_failing, runtime.failed_since) {
+            (true, _) => Cell::text("failing").class("badge bad"),
+            (false, Some(_)) => Cell::text("last call failed").class("badge warn"),
+            (false, None) if runtime.has_answered => Cell::text("works").class("badge good"),
+            (false, None) => Cell::text("not asked yet").class("badge"),
+        };
+        match runtime.failed_since {
+            Some(time) => {
+                cell.and(Cell::text("").on_page(html! { "since " (format::second(time, zone)) }))
             }
+            None => cell,
         }
-    }
+    };
+    let error = |runtime: &RuntimeStatus| match &runtime.last_error {
+        Some((time, error)) => {
+            Cell::name("").on_page(html! { (format::second(*time, zone)) ": " (escaped(error)) })
+        }
+        None => Cell::text("–"),
+    };
+    Table::new(runtimes)
+        .text("runtime", "Runtime", |runtime| Cell::name(&runtime.url))
+        .text("state", "State", state)
+        .class("bare")
+        .number("running", "In progress", |runtime| {
+            Cell::number(Some(runtime.running as i64))
+        })
+        .number("failures", "Failures", |runtime| {
+            Cell::number(Some(runtime.failures as i64))
+        })
+        .text("error", "Last error", error)
+        .class("w")
+        .html("runtimes", "runtime,state,running,failures,error")
 }
 
-/// Facts that no check reports.
-fn facts(console: &Console) -> Markup {
-    let load = console.monitoring.listener.snapshot();
+fn facts(console: &Console, health: &Health) -> Markup {
+    let (load, zone) = (&health.load, &console.store.zone);
     let [buffered, buffer_limit] = [load.buffered_bytes.now, load.buffered_bytes.limit]
         .map(|bytes| bytes as f64 / 1024.0 / 1024.0);
-    let wal = console.store.wal_figures();
     let file = console.config.database.file();
     let size = file
         .and_then(|file| file.metadata().ok())
@@ -139,20 +136,20 @@ fn facts(console: &Console) -> Markup {
             dt { "Buffers" } dd { (format!("{buffered:.1} of {buffer_limit:.1} MiB")) }
             dt { "Rejected (no room)" } dd { (count((load.count_of(LoadEvent::QueueFull) + load.count_of(LoadEvent::BuffersFull)) as i64, "request")) " since the start" }
             @if let Some(searches) = searches(console) { dt { "Search" } dd { (searches) } }
+            @if let Some([_, expires]) = health.certificate { dt { "Certificate" } dd { "expires at " (format::second(expires, zone)) } }
         }
         h2 { "The ledger" }
         dl.facts {
             dt { "Database" } dd {
-                @match size { Some(size) => { (format::bytes(size)) ", and " (format::bytes(wal.bytes)) " of WAL" }, None => (console.config.database) }
+                @match size { Some(size) => { (format::bytes(size)) ", and " (format::bytes(health.wal.bytes)) " of WAL" }, None => (console.config.database) }
             }
             @if file.is_some() {
                 dt { "Last checkpoint" }
-                dd { @match wal.last_checkpoint { Some(time) => (format::second(time, &console.store.zone)), None => "none since the start" } }
+                dd { @match health.wal.last_checkpoint { Some(time) => (format::second(time, zone)), None => "none since the start" } }
             }
         }
     }
 }
-
 /// The grounding mode, and the results of searches since the start; `None` if it is off.
 fn searches(console: &Console) -> Option<String> {
     let mode = match console.config.search.grounding {
@@ -162,7 +159,6 @@ fn searches(console: &Console) -> Option<String> {
         GroundingMode::Auto => "auto",
     };
     let [found, nothing, unavailable] = console
-        .monitoring
         .metrics
         .searches()
         .map(|number| grouped(number as i64));
@@ -198,7 +194,7 @@ fn gateways(console: &Console) -> Result<Markup, Problem> {
 
 /// A table of the keys whose requests run or wait; nothing if there are none.
 fn queue_by_key(console: &Console) -> Result<Markup, Problem> {
-    let mut lanes = console.monitoring.listener.dispatcher.lanes();
+    let mut lanes = console.service.listener.dispatcher.lanes();
     if lanes.is_empty() {
         return Ok(html! {});
     }
