@@ -13,7 +13,14 @@ pub fn check(head: &RequestHead, api_hosts: &[String]) -> Result<SecretDigest, F
     if !api_hosts.iter().any(is_ours) {
         let message =
             "The API is not served on this host. Check the base address that you were given.";
-        return Err(not_found(FailureCause::Host, message));
+        let details = format!(
+            "the client used a name or address that is not one of api_hosts ({}). If the API is to be served there, add it",
+            api_hosts.join(", ")
+        );
+        return Err(Failure {
+            details: Some(details),
+            ..not_found(FailureCause::Host, message)
+        });
     }
     if (head.method(), head.path()) != ("POST", "/v1/chat/completions") {
         let message = "Not found. The API has one operation: POST /v1/chat/completions.";

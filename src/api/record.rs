@@ -82,8 +82,8 @@ impl Record {
         }
     }
 
-    /// Writes one line for a request, with nothing in it that the client wrote; and another one
-    /// with the details of a 5xx. A refusal without a valid key may have none, unless the level is
+    /// Writes one line for a request, with nothing in it that the client wrote; and another one if
+    /// there is more for the operator. A refusal without a valid key may have none, unless the level is
     /// `debug`.
     pub fn log(&self, failure: Option<&Failure>) {
         let has_line = failure.is_none_or(|failure| self.has_line(failure));
@@ -120,7 +120,9 @@ impl Record {
             && !self.is_abandoned
         {
             let level = match failure.error {
-                ApiError::InferenceError | ApiError::SearchUnavailable => Level::Warn,
+                ApiError::InferenceError | ApiError::SearchUnavailable | ApiError::NotFound => {
+                    Level::Warn
+                }
                 _ => Level::Error,
             };
             log::log!(level, "id={} details={details:?}", row.request_id);

@@ -70,8 +70,8 @@ pub struct Failure {
     /// member.
     pub message: Cow<'static, str>,
     pub cause: FailureCause,
-    /// For the operator, in a log line of its own: more about a 5xx, with nothing in it that a
-    /// client wrote.
+    /// For the operator, in a log line of its own: what happened and what to do, with nothing in it
+    /// that a client wrote.
     pub details: Option<String>,
     /// For the log: the key of a 401, if it is known.
     pub key_id: Option<String>,

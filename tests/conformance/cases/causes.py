@@ -48,6 +48,7 @@ def a_refusal_without_a_valid_key_has_its_cause_and_a_known_key_its_id():
                 (server.post(chat(), expired), "invalid_api_key", "expired", "expired")):
             _has_cause(server, reply, code, cause, ids.get(name, "-"), row=False)
         assert "xyzzy" not in server.logged().lower(), "the log has a client's text"
+        assert "one of api_hosts (" in server.logged(), "the log does not name the setting that a 404 depends on"
 
 
 def a_refusal_of_a_valid_key_has_its_cause():
