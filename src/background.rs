@@ -143,7 +143,10 @@ fn reload(parts: &ServiceParts, said: &Mutex<HealthLog>) {
     let reloaded = Config::load(parts.config.file.as_deref(), SecretsNeeded::All)
         .and_then(|config| apply(parts, &config));
     if let Err(problem) = reloaded {
-        log::error!("configuration not reloaded: {problem}");
+        // A line for each of its problems.
+        for line in problem.text.lines() {
+            log::error!("configuration not reloaded: {line}");
+        }
     }
     *lock(said) = HealthLog::default();
     notify(&[NotifyState::Ready]);

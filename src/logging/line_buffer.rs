@@ -13,13 +13,11 @@ const LIMIT: usize = 256 * 1024;
 /// errors and changes of state, so that requests never displace them.
 const REQUEST_LIMIT: usize = LIMIT / 2;
 
-#[derive(Default)]
 pub(super) struct LineBuffer {
     pending: Mutex<Pending>,
     changed: Condvar,
 }
 
-#[derive(Default)]
 struct Pending {
     lines: Vec<u8>,
     /// Records that found no room since the last batch.
@@ -29,6 +27,17 @@ struct Pending {
 }
 
 impl LineBuffer {
+    pub const fn new() -> Self {
+        Self {
+            pending: Mutex::new(Pending {
+                lines: Vec::new(),
+                dropped: 0,
+                is_writing: false,
+            }),
+            changed: Condvar::new(),
+        }
+    }
+
     /// Adds the lines of one record, or counts them as dropped if there is no room. It never waits
     /// for the writer.
     pub fn push(&self, lines: &[u8], is_request: bool) {
@@ -83,7 +92,7 @@ mod tests {
 
     #[test]
     fn requests_do_not_displace_errors() {
-        let (buffer, now) = (LineBuffer::default(), Instant::now());
+        let (buffer, now) = (LineBuffer::new(), Instant::now());
         let (request, error) = ([b'r'; 100], [b'e'; 100]);
         let half = LIMIT / 2 / 100;
         (0..3 * half).for_each(|_| buffer.push(&request, true));
@@ -108,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_flush_waits_for_the_writer_but_not_forever() {
-        let buffer = Arc::new(LineBuffer::default());
+        let buffer = Arc::new(LineBuffer::new());
         buffer.flush(Duration::MAX);
         buffer.push(b"line\n", false);
         let began = Instant::now();

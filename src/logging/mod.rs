@@ -1,5 +1,5 @@
 //! The log: lines on standard error, of this crate only, because `ureq` and `rustls` log what they
-//! send.
+//! send. `simplelog` makes the lines.
 //!
 //! One thread writes them, so that no other thread waits for standard error, which may be a pipe
 //! that is not read.
@@ -9,15 +9,19 @@ mod refusal_lines;
 
 use std::env;
 use std::io::{self, Write};
+use std::mem;
 use std::net::IpAddr;
 use std::panic;
-use std::sync::{Mutex, OnceLock};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use jiff::Timestamp;
-use log::{Level, LevelFilter, Log, Metadata, Record};
+use log::{Level, LevelFilter};
 use rustix::fs::fstat;
+use simplelog::{
+    CombinedLogger, ConfigBuilder, FormatItem, SharedLogger, WriteLogger, format_description,
+};
 
 use self::line_buffer::LineBuffer;
 use self::refusal_lines::RefusalLines;
@@ -34,19 +38,23 @@ const SUMMARY_INTERVAL: Duration = Duration::from_secs(60);
 const FLUSH_TIME: Duration = Duration::from_secs(1);
 
 /// UTC, whatever zone the database has.
-const TIME: &str = "%FT%T.%3fZ";
+const TIME: &[FormatItem] =
+    format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:3]Z");
 
-/// `None` until the log is started.
-static LOG: OnceLock<&StandardError> = OnceLock::new();
+/// What waits for the thread that writes.
+static LINES: LineBuffer = LineBuffer::new();
+
+/// That thread runs.
+static IS_STARTED: AtomicBool = AtomicBool::new(false);
 
 static REFUSAL_LINES: Mutex<RefusalLines> = Mutex::new(RefusalLines::new());
 
 pub fn start(level: LevelFilter) -> io::Result<()> {
-    let log: &StandardError = Box::leak(Box::new(StandardError::new(is_journal())));
     thread::Builder::new()
         .name("log".into())
-        .spawn(move || log.write_lines())?;
-    if LOG.set(log).is_ok() && log::set_logger(log).is_ok() {
+        .spawn(write_lines)?;
+    let logger = |is_request| logger(is_journal(), is_request);
+    if CombinedLogger::init(vec![logger(false), logger(true)]).is_ok() {
         panic::set_hook(Box::new(|info| {
             // Without the message, which may hold text of a client.
             let place = info
@@ -55,24 +63,101 @@ pub fn start(level: LevelFilter) -> io::Result<()> {
             log::error!("a thread panicked at {place}");
         }));
     }
+    IS_STARTED.store(true, Ordering::Release);
     log::set_max_level(level);
     Ok(())
 }
 
+/// The logger of lines about single requests, or of all others. The journal has the time of a line,
+/// and takes its level from its priority.
+fn logger(is_journal: bool, is_request: bool) -> Box<dyn SharedLogger> {
+    let mut config = ConfigBuilder::new();
+    config
+        .set_time_format_custom(TIME)
+        .set_thread_level(LevelFilter::Off)
+        .set_target_level(LevelFilter::Off)
+        .set_location_level(LevelFilter::Off);
+    if is_journal {
+        config.set_time_level(LevelFilter::Off);
+    }
+    match is_request {
+        true => config.add_filter_allow_str(REQUEST),
+        false => config
+            .add_filter_allow_str(env!("CARGO_PKG_NAME"))
+            .add_filter_ignore_str(REQUEST),
+    };
+    let writer = LineWriter {
+        is_journal,
+        is_request,
+        line: Vec::new(),
+    };
+    // `log::set_max_level` has the level, which a reload changes.
+    WriteLogger::new(LevelFilter::max(), config.build(), writer)
+}
+
+/// Takes the parts of a line from its logger, and puts the whole line into the buffer.
+struct LineWriter {
+    is_journal: bool,
+    is_request: bool,
+    line: Vec<u8>,
+}
+
+impl Write for LineWriter {
+    fn write(&mut self, part: &[u8]) -> io::Result<usize> {
+        self.line.extend_from_slice(part);
+        if part.ends_with(b"\n") {
+            let line = mem::take(&mut self.line);
+            let line = if self.is_journal {
+                with_priority(&line)
+            } else {
+                line
+            };
+            LINES.push(&line, self.is_request);
+        }
+        Ok(part.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Replaces the level at the beginning of a line.
+fn with_priority(line: &[u8]) -> Vec<u8> {
+    let text = |level: Level| line.strip_prefix(format!("[{level}] ").as_bytes());
+    let found = Level::iter().find_map(|level| Some((priority(level), text(level)?)));
+    found.map_or(line.to_vec(), |(mark, text)| {
+        [mark.as_bytes(), text].concat()
+    })
+}
+
+/// Writes the lines of all threads, until the process ends.
+fn write_lines() {
+    let mut next_summary = Instant::now() + SUMMARY_INTERVAL;
+    loop {
+        let (lines, dropped) = LINES.take(next_summary);
+        lines.split_inclusive(|&byte| byte == b'\n').for_each(write);
+        if dropped > 0 {
+            log::warn!("{dropped} log lines dropped: standard error was not read in time");
+        }
+        if Instant::now() >= next_summary {
+            next_summary = Instant::now() + SUMMARY_INTERVAL;
+            log_refusal_summary();
+        }
+    }
+}
+
 /// Writes why a command failed, whether or not the log was started.
 pub fn print_error(message: &str) {
-    let mark = if is_journal() {
-        priority(Level::Error)
-    } else {
-        ""
+    let mark = match is_journal() {
+        true => priority(Level::Error),
+        false => "",
     };
-    let lines: String = message
-        .lines()
-        .map(|line| format!("{mark}{line}\n"))
-        .collect();
-    match LOG.get() {
-        Some(log) => log.buffer.push(lines.as_bytes(), false),
-        None => write(lines.as_bytes()),
+    let line = |line| format!("{mark}{line}\n");
+    let lines: String = message.lines().map(line).collect();
+    match IS_STARTED.load(Ordering::Acquire) {
+        true => LINES.push(lines.as_bytes(), false),
+        false => write(lines.as_bytes()),
     }
 }
 
@@ -98,70 +183,7 @@ pub struct FlushAtEnd;
 
 impl Drop for FlushAtEnd {
     fn drop(&mut self) {
-        log::logger().flush();
-    }
-}
-
-struct StandardError {
-    is_journal: bool,
-    buffer: LineBuffer,
-}
-
-impl StandardError {
-    fn new(is_journal: bool) -> Self {
-        Self {
-            is_journal,
-            buffer: LineBuffer::default(),
-        }
-    }
-
-    /// The lines of a text, as they are written: each has its time and level. The journal has the
-    /// time and takes the level from the priority.
-    fn lines(&self, level: Level, text: &str) -> String {
-        let time = Timestamp::now().strftime(TIME);
-        let line = |line: &str| match self.is_journal {
-            true => format!("{}{line}\n", priority(level)),
-            false => format!("{time} [{level}] {line}\n"),
-        };
-        text.lines().map(line).collect()
-    }
-
-    /// Writes the lines of all threads, until the process ends.
-    fn write_lines(&self) {
-        let mut next_summary = Instant::now() + SUMMARY_INTERVAL;
-        loop {
-            let (lines, dropped) = self.buffer.take(next_summary);
-            lines.split_inclusive(|&byte| byte == b'\n').for_each(write);
-            if dropped > 0 {
-                let notice =
-                    format!("{dropped} log lines dropped: standard error was not read in time");
-                write(self.lines(Level::Warn, &notice).as_bytes());
-            }
-            if Instant::now() >= next_summary {
-                next_summary = Instant::now() + SUMMARY_INTERVAL;
-                log_refusal_summary();
-            }
-        }
-    }
-}
-
-impl Log for StandardError {
-    fn enabled(&self, metadata: &Metadata) -> bool {
-        metadata.target().starts_with(env!("CARGO_PKG_NAME"))
-    }
-
-    fn log(&self, record: &Record) {
-        if self.enabled(record.metadata()) {
-            let text = record.args().to_string();
-            self.buffer.push(
-                self.lines(record.level(), &text).as_bytes(),
-                record.target() == REQUEST,
-            );
-        }
-    }
-
-    fn flush(&self) {
-        self.buffer.flush(FLUSH_TIME);
+        LINES.flush(FLUSH_TIME);
     }
 }
 
@@ -191,47 +213,49 @@ fn is_journal() -> bool {
 
 #[cfg(test)]
 mod tests {
+    use log::{Log, Record};
+
     use super::*;
 
-    fn lines(is_journal: bool, level: Level, text: &str) -> String {
-        StandardError::new(is_journal).lines(level, text)
+    /// What a record becomes in the buffer of the test.
+    fn line(is_journal: bool, target: &str, level: Level) -> String {
+        let record = |loggers: [Box<dyn SharedLogger>; 2]| {
+            for logger in loggers {
+                let record = Record::builder()
+                    .target(target)
+                    .level(level)
+                    .args(format_args!("a ] b"))
+                    .build();
+                logger.as_log().log(&record);
+            }
+        };
+        let (earlier, _) = LINES.take(Instant::now());
+        assert!(earlier.is_empty(), "no other test logs");
+        record([false, true].map(|is_request| logger(is_journal, is_request)));
+        String::from_utf8(LINES.take(Instant::now()).0).expect("text")
     }
 
     #[test]
-    fn every_line_has_a_priority_or_a_time() {
-        for (level, priority) in [
-            (Level::Error, 3),
-            (Level::Warn, 4),
-            (Level::Info, 6),
-            (Level::Debug, 7),
-            (Level::Trace, 7),
-        ] {
-            assert_eq!(
-                lines(true, level, "a\nb"),
-                format!("<{priority}>a\n<{priority}>b\n")
+    fn every_line_of_this_crate_has_a_priority_or_a_time() {
+        for target in ["adriaticum::api", REQUEST] {
+            for (level, priority) in [
+                (Level::Error, 3),
+                (Level::Warn, 4),
+                (Level::Info, 6),
+                (Level::Debug, 7),
+                (Level::Trace, 7),
+            ] {
+                assert_eq!(line(true, target, level), format!("<{priority}>a ] b\n"));
+            }
+            let plain = line(false, target, Level::Info);
+            assert_eq!(plain.len(), "2026-11-16T13:00:00.000Z [INFO] a ] b\n".len());
+            assert!(
+                plain.starts_with("20") && plain.ends_with("Z [INFO] a ] b\n"),
+                "{plain}"
             );
         }
-        let plain = lines(false, Level::Info, "a {}\nb");
-        let (first, second) = plain.split_once('\n').expect("two lines");
-        assert!(
-            first.starts_with("20") && first.ends_with("Z [INFO] a {}"),
-            "{plain}"
-        );
-        assert!(second.ends_with("Z [INFO] b\n"), "{plain}");
-    }
-
-    #[test]
-    fn only_this_crate_is_logged() {
-        let log = StandardError::new(false);
-        let enabled = |target: &str| {
-            log.enabled(
-                &Metadata::builder()
-                    .target(target)
-                    .level(Level::Error)
-                    .build(),
-            )
-        };
-        assert!(enabled("adriaticum::api"));
-        assert!(!enabled("ureq::run") && !enabled("rustls::client::hs"));
+        for target in ["ureq::run", "rustls::client::hs"] {
+            assert_eq!(line(true, target, Level::Error), "");
+        }
     }
 }
