@@ -17,15 +17,18 @@ CARGO_HOME ?= $(HOME)/.cargo
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || date -r Cargo.toml +%s)
 export SOURCE_DATE_EPOCH
 REMAP := --remap-path-prefix=$(CURDIR)=. --remap-path-prefix=$(CARGO_HOME)=cargo
+# Programs print it: that of Cargo.toml, and the commit. Only the builds have it, for to the program it would be an unknown setting.
+ADRIATICUM_VERSION ?= $(shell sh packaging/version)
 # Without SOURCE_DATE_EPOCH, which would make some build scripts run again after every commit.
-CARGO := env -u SOURCE_DATE_EPOCH cargo
+FOR_BUILDS := env -u SOURCE_DATE_EPOCH ADRIATICUM_VERSION=$(ADRIATICUM_VERSION)
+CARGO := $(FOR_BUILDS) cargo
 BUILD := RUSTFLAGS="$(RUSTFLAGS) $(REMAP)" $(CARGO) build --release --locked
 
 # The architecture of deb, static and image, by Debian's name.
 HOST_ARCH := $(if $(filter aarch64,$(shell uname -m)),arm64,amd64)
 ARCH ?= $(HOST_ARCH)
 MACHINE := $(if $(filter arm64,$(ARCH)),aarch64,x86_64)
-CROSS := env -u SOURCE_DATE_EPOCH RUSTFLAGS="$(RUSTFLAGS) $(REMAP)" packaging/cross.sh $(ARCH)
+CROSS := $(FOR_BUILDS) RUSTFLAGS="$(RUSTFLAGS) $(REMAP)" packaging/cross.sh $(ARCH)
 STATIC := target/static/$(ARCH)/adriaticum
 
 PREFIX ?= /usr/local
@@ -208,7 +211,7 @@ deb: need-deb $(if $(filter $(HOST_ARCH),$(ARCH)),build,cross) generated sbom ##
 
 # Manual pages, completions and the sample configuration, from the program's own definitions.
 generated:
-	cargo run --locked --example generate target/generated
+	$(CARGO) run --locked --example generate target/generated
 
 cross:
 	$(CROSS) gnu build --release --locked

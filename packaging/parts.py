@@ -47,12 +47,11 @@ def cargo_metadata():
 
 
 def in_the_program(node, packages):
-    """Returns the packages that are linked in, without those for tests, build scripts and macros. The lists of stop-words are
-    also linked in, through our build script."""
+    """Returns the packages that are linked in, without those for tests, build scripts and macros."""
     return [
         dependency["pkg"]
         for dependency in node["deps"]
-        if (any(kind["kind"] is None for kind in dependency["dep_kinds"]) or packages[dependency["pkg"]]["name"] == "stop-words")
+        if any(kind["kind"] is None for kind in dependency["dep_kinds"])
         and not any("proc-macro" in target["kind"] for target in packages[dependency["pkg"]]["targets"])
     ]
 

@@ -148,6 +148,9 @@ fn reload(parts: &ServiceParts, said: &Mutex<HealthLog>) {
             log::error!("configuration not reloaded: {line}");
         }
     }
+    if let Some(grounding) = &parts.grounding {
+        grounding.refresh();
+    }
     *lock(said) = HealthLog::default();
     notify(&[NotifyState::Ready]);
 }

@@ -165,7 +165,7 @@ impl HttpClient {
             .max_redirects_will_error(false)
             // A runtime on a private address is not behind the proxy that the environment names.
             .proxy(None)
-            .user_agent(concat!("adriaticum/", env!("ADRIATICUM_VERSION")))
+            .user_agent(format!("adriaticum/{}", crate::VERSION))
             .accept("application/json")
             .max_response_header_size(MAX_HEAD)
             .input_buffer_size(INPUT_BUFFER)

@@ -61,6 +61,7 @@ impl ServiceParts {
                 .as_ref()
                 .map_or_else(Vec::new, |all| all.status()),
             search: grounding.and_then(|grounding| grounding.last_failure()),
+            index: grounding.and_then(|grounding| grounding.index_trouble()),
             load: self.listener.snapshot(),
             certificate: certificate.and_then(|certificate| certificate.validity()),
         }
@@ -80,6 +81,8 @@ pub struct Health {
     pub runtimes: Vec<RuntimeStatus>,
     /// The reason why the last search failed.
     pub search: Option<String>,
+    /// The reason why the index of a folder is not up to date.
+    pub index: Option<String>,
     pub load: Snapshot,
     /// The first and the last second in which the certificate is valid; `None` if there is none.
     pub certificate: Option<[i64; 2]>,
@@ -130,6 +133,8 @@ impl Health {
         let certificate = self.certificate.map(|dates| judge(dates, when::now()));
         findings.extend(certificate.filter(|finding| finding.status != Status::Ok));
         findings.extend(self.no_room());
+        let index = self.index.as_deref();
+        findings.extend(index.map(|text| Finding::warn("index", text)));
         let retention = self.retention.as_deref();
         findings.extend(retention.map(|text| Finding::warn("retention", text)));
         // Others choose a part of the messages, which a terminal may show.
@@ -366,6 +371,7 @@ pub mod tests {
                     ..RuntimeStatus::default()
                 }],
                 search: None,
+                index: None,
                 load: Snapshot {
                     workers: free,
                     queue: free,
@@ -443,6 +449,12 @@ pub mod tests {
             Verdict::Degraded,
             "degraded: search",
             &["no answer. Completions that need Search get 503"],
+        );
+        check(
+            |it| it.index = Some("/srv: it can't be read".into()),
+            Verdict::Degraded,
+            "degraded: index",
+            &["/srv: it can't be read"],
         );
         check(
             |it| it.load.queue = full,

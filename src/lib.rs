@@ -28,6 +28,12 @@
 
 #![forbid(unsafe_code)]
 
+/// The version, with the commit if it is none of a release: the Makefile sets it.
+pub const VERSION: &str = match option_env!("ADRIATICUM_VERSION") {
+    Some(version) => version,
+    None => env!("CARGO_PKG_VERSION"),
+};
+
 pub mod cli;
 pub mod config;
 mod logging;

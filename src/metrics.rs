@@ -17,7 +17,7 @@ use crate::listener::LoadEvent;
 use crate::runtime::RuntimeStatus;
 
 /// The reasons for asking Search, in the ledger's terms.
-const SEARCH_REASONS: [&str; 3] = ["always", "match", "model"];
+const SEARCH_REASONS: [&str; 2] = ["always", "match"];
 
 const SEARCH_OUTCOMES: [&str; 3] = ["found", "nothing", "unavailable"];
 
@@ -150,7 +150,7 @@ impl Metrics {
             .0
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
-        let version = format!("version={:?}", env!("ADRIATICUM_VERSION"));
+        let version = format!("version={:?}", crate::VERSION);
         vec![
             counter(
                 "adriaticum_requests_total",

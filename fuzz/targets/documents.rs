@@ -4,20 +4,20 @@
 
 use std::path::Path;
 
-use adriaticum::search::passages::{MAX_PASSAGE, read, split};
+use adriaticum::search::documents::{MAX_PASSAGE, split};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|content: &[u8]| {
     let content = String::from_utf8_lossy(content);
     for name in ["a.html", "a.md", "a.txt"] {
-        let outline = read(Path::new(name), &content);
-        assert!(!outline.title.contains('\n'));
-        for piece in split(&outline) {
+        let checked = split(Path::new(name), &content, |piece| {
             assert!(!piece.text.trim().is_empty());
-            for text in [&piece.heading, &piece.text] {
+            for text in [piece.title, piece.heading, piece.text] {
                 assert!(text.chars().count() <= MAX_PASSAGE, "{name}");
                 assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "{name}: {text:?}");
             }
-        }
+            Ok::<_, ()>(())
+        });
+        assert!(checked.is_ok());
     }
 });

@@ -145,7 +145,7 @@ impl Api {
         }
         let Record { cost, row, .. } = record;
         let mut quotation = match &self.grounding {
-            Some(grounding) => grounding.ground(runtimes, &mut chat, cost, row)?,
+            Some(grounding) => grounding.ground(&mut chat, cost, row)?,
             None => None,
         };
         let shorten = |chat: &mut Chat| quotation.as_mut().is_some_and(|q| q.shorten(chat));
@@ -245,7 +245,7 @@ fn infer(
     cost: &mut RequestCost,
 ) -> Result<Generated, Failure> {
     loop {
-        match runtimes.complete(chat, None, cost) {
+        match runtimes.complete(chat, cost) {
             Err((_, RuntimeError::ContextExceeded(_))) if shorten(chat) => {}
             result => return result.map_err(Failure::from),
         }

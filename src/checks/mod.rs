@@ -263,7 +263,8 @@ fn search(config: &Config) -> Finding {
     };
     let place = match &config.search.backend {
         Some(SearchBackend::SearXng(url)) => url.clone(),
-        _ => config.search.index.display().to_string(),
+        Some(SearchBackend::Folder(path)) => path.display().to_string(),
+        None => String::new(),
     };
     let asked = Instant::now();
     match search.find(TRIAL_QUERY, &Cancellation::default()) {

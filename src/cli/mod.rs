@@ -34,7 +34,7 @@ use crate::text::may_hold_a_secret;
 /// adriaticum adriaticum keys list). Root's commands read the configuration and then become the
 /// owner of the database's folder. They can be used while the service runs.
 #[derive(Parser)]
-#[command(name = "adriaticum", version = env!("ADRIATICUM_VERSION"), max_term_width = 100, after_long_help = NOTES)]
+#[command(name = "adriaticum", version = crate::VERSION, max_term_width = 100, after_long_help = NOTES)]
 #[command(disable_help_flag = true)]
 struct CommandLine {
     /// Read the configuration from this file

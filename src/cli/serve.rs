@@ -39,7 +39,7 @@ const LEDGER_TIME: Duration = Duration::from_secs(30);
 /// Search.
 const FILES_PER_WORKER: usize = 2;
 
-/// The file descriptors of the process itself: the files of SQLite and of the embedded index, the
+/// The file descriptors of the process itself: the files of SQLite and of the index of a folder, the
 /// connections to PostgreSQL, and some to spare.
 const OWN_FILES: usize = 64;
 
@@ -62,6 +62,9 @@ pub(super) fn run(file: Option<&Path>, by: &Actor) -> Result<()> {
         registered.map_err(about("the signals"))?;
     }
     let event_loop = listener.start(services(&parts)).map_err(too_few_threads)?;
+    if let Some(grounding) = &parts.grounding {
+        grounding.refresh();
+    }
     signals.starting.store(false, Ordering::Release);
     notify(&[NotifyState::Ready]);
     // After that message: a reload has others.
@@ -120,7 +123,7 @@ fn load(file: Option<&Path>) -> Result<Config> {
         ));
     }
     logging::start(config.log_level).map_err(too_few_threads)?;
-    let (version, database) = (env!("ADRIATICUM_VERSION"), config.database_name());
+    let (version, database) = (crate::VERSION, config.database_name());
     log::info!("adriaticum {version}, database {database}");
     if let DatabaseLocation::Postgres(_) = &config.database {
         log::info!("gateway {}", config.gateway);
@@ -404,14 +407,14 @@ mod tests {
     /// Grounding that waits for a slow Search was taken for a worker that is stuck.
     #[test]
     fn the_longest_work_covers_search_if_answers_are_grounded() {
-        let search = "[search]\nurl = 'index:'\ntimeout = 60\nmatch = ['x']";
+        let search = "[search]\nurl = 'folder:/srv/documents'\ntimeout = 60\nmatch = ['x']";
         let with = |mode: &str| {
             longest(&format!(
                 "[runtime]\ntimeout = 35\n{search}\ngrounding = '{mode}'\n"
             ))
         };
         assert_eq!(with("off"), Duration::from_secs(35) + LEDGER_TIME);
-        for mode in ["always", "match", "auto"] {
+        for mode in ["always", "match"] {
             assert_eq!(
                 with(mode),
                 Duration::from_secs(35 + 60) + LEDGER_TIME,
@@ -436,7 +439,7 @@ mod tests {
             ..
         } = Limits::default();
         // The rest of the request is read, the answer is sent, and the client's end is waited for.
-        let longest = longest("search = { url = 'index:', grounding = 'always' }");
+        let longest = longest("search = { url = 'folder:/srv/documents', grounding = 'always' }");
         assert!(
             stop >= stop_time + longest + send_time + stop_time,
             "{stop:?} for {longest:?}"

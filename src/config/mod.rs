@@ -102,7 +102,7 @@ pub struct RuntimeConfig {
 #[derive(Clone, Debug)]
 pub struct SearchConfig {
     pub backend: Option<SearchBackend>,
-    /// The file of the embedded index, even if Search does not use it.
+    /// The file of the index of a folder.
     pub index: PathBuf,
     pub grounding: GroundingMode,
     /// If one of these matches the user's words, the answer needs Search.
@@ -112,20 +112,13 @@ pub struct SearchConfig {
     pub results: usize,
 }
 
-impl SearchConfig {
-    /// Returns the settings that ground completions in the embedded index; `None` if they are set.
-    pub fn how_to_use_index(&self) -> Option<&'static str> {
-        (self.backend != Some(SearchBackend::Index) || self.grounding == GroundingMode::Off)
-            .then_some("To use it, set search.url to \"index:\" and search.grounding to \"always\", \"match\" or \"auto\".")
-    }
-}
-
-/// The instance or the index that Search asks.
+/// What Search asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SearchBackend {
     /// The base address of an instance, without a slash at its end.
     SearXng(String),
-    Index,
+    /// A folder of documents.
+    Folder(PathBuf),
 }
 
 // The answers that have to be grounded in Search results.
@@ -135,8 +128,6 @@ words! {
         Always = "always",
         /// If a pattern matches the user's words.
         Match = "match",
-        /// If a pattern matches, or if the model says that facts are needed.
-        Auto = "auto",
     }
 }
 
@@ -339,7 +330,7 @@ fn search(settings: &mut Settings, database: &DatabaseLocation) -> SearchConfig 
         match GroundingMode::parse(raw.text()) {
             None => Err(raw.refuse()),
             Some(mode) if mode != GroundingMode::Off && !has_backend => Err(raw.refuse_for(
-                "off, because search.url is not set: set it to the address of a SearXNG instance, or to index:",
+                "off, because search.url is not set: set it to the address of a SearXNG instance, or to folder:PATH",
             )),
             Some(GroundingMode::Match) if !has_patterns => {
                 Err(raw.refuse_for("regular expressions in search.match for this mode"))
@@ -565,14 +556,18 @@ mod tests {
             ),
             (2, 5, 4)
         );
-        let written =
-            file("[search]\nurl = 'index:'\ngrounding = 'auto'\nmatch = ['a', 'b']\nresults = 1");
+        let written = file(
+            "[search]\nurl = 'folder:/a b'\ngrounding = 'always'\nmatch = ['a', 'b']\nresults = 1",
+        );
         let search = written.expect("they are good").search;
         assert_eq!(
             (search.backend, search.grounding),
-            (Some(SearchBackend::Index), GroundingMode::Auto)
+            (
+                Some(SearchBackend::Folder("/a b".into())),
+                GroundingMode::Always
+            )
         );
-        let off = environment(&[("ADRIATICUM_SEARCH_URL", "index:")])
+        let off = environment(&[("ADRIATICUM_SEARCH_URL", "folder:x")])
             .expect("off needs nothing")
             .search;
         assert_eq!(off.grounding, GroundingMode::Off);
@@ -674,7 +669,7 @@ mod tests {
             "database = 'postgresql://u@db.test/'\ndatabase_password_file = '/proc/self/comm'\ntime_zone = 'Europe/Zagreb'\ngateway = 'g'\nlisten = 'unix:a'\n\
              socket_mode = '0600'\napi_hosts = 'a.test'\nconsole_host = ''\ntrusted_proxies = 'unix'\nworkers = 1\nqueue = 1\n\
              max_connections = 1\nbuffer_limit = 1048576\ncompatibility = 'openai'\nlog_level = 'debug'\ntls.cert = 'c'\n\
-             tls.key = 'k'\n[runtime]\nurl = 'http://a/v1'\nmodel = 'm'\napi_key = 'k'\ntimeout = 1\n[search]\nurl = 'index:'\n\
+             tls.key = 'k'\n[runtime]\nurl = 'http://a/v1'\nmodel = 'm'\napi_key = 'k'\ntimeout = 1\n[search]\nurl = 'folder:x'\n\
              grounding = 'match'\nmatch = 'a'\ntimeout = 1\nresults = 1\n[usage]\nretention_days = 1",
         );
         // The content of these files counts: there is none of a CA here, and the key is in the setting.

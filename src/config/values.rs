@@ -68,9 +68,9 @@ pub fn runtime_url(url: &str) -> Option<String> {
 }
 
 pub fn search_backend(text: &str) -> Option<SearchBackend> {
-    match text {
-        "index:" => Some(SearchBackend::Index),
-        url => base_address(url).map(SearchBackend::SearXng),
+    match text.strip_prefix("folder:") {
+        Some(path) => (!path.is_empty()).then(|| SearchBackend::Folder(path.into())),
+        None => base_address(text).map(SearchBackend::SearXng),
     }
 }
 

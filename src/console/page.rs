@@ -185,7 +185,7 @@ fn frame(title: &str, navigation: &Markup, content: &Markup, zone: &Markup) -> R
                     (navigation)
                 }
                 div #content { (content) }
-                footer { p { "Adriaticum " (env!("ADRIATICUM_VERSION")) (zone) } }
+                footer { p { "Adriaticum " (crate::VERSION) (zone) } }
             }
         }
     };

@@ -156,7 +156,6 @@ fn searches(console: &Console) -> Option<String> {
         GroundingMode::Off => return None,
         GroundingMode::Always => "always",
         GroundingMode::Match => "match",
-        GroundingMode::Auto => "auto",
     };
     let [found, nothing, unavailable] = console
         .metrics

@@ -1,7 +1,6 @@
 //! Decides whether an answer has to be grounded, and asks Search. If Search is needed and
 //! unavailable, there is no answer: the model would make one up.
 
-mod decision;
 mod quotation;
 
 use std::sync::Mutex;
@@ -15,7 +14,7 @@ use crate::config::{GroundingMode, SearchConfig};
 use crate::error::{ApiError, Failure};
 use crate::ledger::LedgerRow;
 use crate::mutex::lock;
-use crate::runtime::{Chat, RequestCost, Role, Runtimes};
+use crate::runtime::{Chat, RequestCost, Role};
 use crate::search::Search;
 use crate::when::milliseconds;
 
@@ -46,12 +45,11 @@ impl Grounding {
     /// gets the figures of the search, even if it fails.
     pub fn ground(
         &self,
-        runtimes: &Runtimes,
         chat: &mut Chat,
         cost: &mut RequestCost,
         row: &mut LedgerRow,
     ) -> Result<Option<Quotation>, Failure> {
-        let Some((reason, query)) = self.query(runtimes, chat, cost)? else {
+        let Some((reason, query)) = self.query(chat) else {
             return Ok(None);
         };
         let started = Instant::now();
@@ -74,32 +72,34 @@ impl Grounding {
         Ok(Some(Quotation::insert(passages, chat)))
     }
 
+    /// The reason why the last search failed.
     pub fn last_failure(&self) -> Option<String> {
         lock(&self.last_failure).clone()
     }
 
+    /// The reason why the index of a folder is not up to date.
+    pub fn index_trouble(&self) -> Option<String> {
+        self.search.trouble()
+    }
+
+    /// Brings the index of a folder up to date.
+    pub fn refresh(&self) {
+        self.search.refresh();
+    }
+
     /// Returns why Search is needed, in the ledger's words, and the query. Returns `None` if it is
     /// not needed.
-    fn query(
-        &self,
-        runtimes: &Runtimes,
-        chat: &Chat,
-        cost: &mut RequestCost,
-    ) -> Result<Option<(&'static str, String)>, Failure> {
+    fn query(&self, chat: &Chat) -> Option<(&'static str, String)> {
         let mut messages = chat.messages.iter();
-        let Some(question) = messages.rfind(|message| message.role == Role::User) else {
-            return Ok(None);
-        };
+        let question = messages.rfind(|message| message.role == Role::User)?;
         let text = question.content.to_string();
-        Ok(match self.mode {
+        match self.mode {
             GroundingMode::Always => Some(("always", text)),
-            _ if self.patterns.iter().any(|pattern| pattern.is_match(&text)) => {
-                Some(("match", text))
+            GroundingMode::Match => {
+                let is_needed = self.patterns.iter().any(|pattern| pattern.is_match(&text));
+                is_needed.then_some(("match", text))
             }
-            GroundingMode::Off | GroundingMode::Match => None,
-            GroundingMode::Auto => {
-                decision::ask(runtimes, chat, text, cost)?.map(|query| ("model", query))
-            }
-        })
+            GroundingMode::Off => None,
+        }
     }
 }

@@ -56,7 +56,7 @@ impl Ledger {
              RETURNING epoch",
             self.database.clock()
         );
-        let version = env!("ADRIATICUM_VERSION");
+        let version = crate::VERSION;
         let parameters = values![name, version, address, [0_u8; 32], epoch, last_seen];
         let taken = self.database.transaction(None, move |session| {
             session.first(&take, &parameters, |mut row| row.column())

@@ -45,7 +45,7 @@ CREATE TABLE usage (
     grounded          {INT}  NOT NULL DEFAULT 0, -- 1: the answer rests on what Search found
     seq               {INT},                     -- its place in the chain of its gateway
     hash              {BLOB},                    -- SHA-256 over its content and its predecessor's hash
-    search_reason     {TEXT},                    -- why Search was asked: always, match, model; null: it was not
+    search_reason     {TEXT},                    -- why Search was asked: always, match; null: it was not
     search_results    {INT},                     -- how many passages it found; null: not asked, or unavailable
     search_ms         {REAL},                    -- of duration_ms, the wait for Search
     gateway           {TEXT} NOT NULL DEFAULT '', -- gateways.name of the one that ran it

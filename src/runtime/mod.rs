@@ -118,14 +118,9 @@ impl Runtimes {
     }
 
     /// Runs a completion on the least busy runtime that works and accepts it, within the rest of
-    /// the request's time, and adds its cost. `response_format` is OpenAI's: the form of the text.
-    pub fn complete(
-        &self,
-        chat: &Chat,
-        response_format: Option<&serde_json::Value>,
-        cost: &mut RequestCost,
-    ) -> CallResult {
-        let body = chat.to_json(&self.model, response_format);
+    /// the request's time, and adds its cost.
+    pub fn complete(&self, chat: &Chat, cost: &mut RequestCost) -> CallResult {
+        let body = chat.to_json(&self.model);
         let started = Instant::now();
         let deadline = started + self.timeout.saturating_sub(cost.time.unwrap_or_default());
         let result = self.ask_in_turn(&body, deadline, &cost.cancellation);
@@ -186,7 +181,7 @@ impl Runtimes {
             temperature: 0.0,
             max_tokens: 1,
         };
-        let body = chat.to_json(&self.model, None);
+        let body = chat.to_json(&self.model);
         self.ask(
             place,
             &body,
@@ -294,7 +289,7 @@ mod tests {
             temperature: 0.0,
             max_tokens: 1,
         };
-        let result = runtimes.complete(&chat, None, &mut cost);
+        let result = runtimes.complete(&chat, &mut cost);
         assert!(
             matches!(result, Err((_, RuntimeError::Call(CallError::TimedOut(_))))),
             "{result:?}"

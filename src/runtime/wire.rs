@@ -63,23 +63,16 @@ struct CompletionRequest<'a> {
     #[serde(flatten)]
     chat: &'a Chat<'a>,
     stream: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    response_format: Option<&'a serde_json::Value>,
 }
 
 impl Chat<'_> {
     /// The JSON of a request. Its size is counted first: a buffer that grows as it is written takes
     /// up to three times as much, and a body may have 256 KiB in every worker.
-    pub(super) fn to_json(
-        &self,
-        model: &str,
-        response_format: Option<&serde_json::Value>,
-    ) -> Vec<u8> {
+    pub(super) fn to_json(&self, model: &str) -> Vec<u8> {
         let request = CompletionRequest {
             model,
             chat: self,
             stream: false,
-            response_format,
         };
         let mut size = ByteCount(0);
         serde_json::to_writer(&mut size, &request).expect("a chat should have its JSON");
@@ -295,7 +288,7 @@ mod tests {
             temperature: 0.5,
             max_tokens: 9,
         };
-        let json = chat.to_json("m", None);
+        let json = chat.to_json("m");
         assert_eq!(json.capacity(), json.len());
         let read: serde_json::Value = serde_json::from_slice(&json).expect("JSON");
         assert_eq!(read["messages"][0]["content"], contents[0].as_str());

@@ -1,126 +1,110 @@
-//! HTML to text, without tags, scripts and styles.
+//! HTML in parts: its title, its headings, and its text without scripts, styles and navigation.
 
 use html5gum::{DefaultEmitter, Token, Tokenizer};
 
 use super::cleaning::one_line;
-use super::outline::Outline;
 
-/// Elements whose content is not text for readers.
-const SKIPPED: [&str; 7] = [
-    "script", "style", "template", "svg", "iframe", "object", "canvas",
+/// Elements whose content is not text for readers, or leads to other pages.
+const SKIPPED: [&[u8]; 8] = [
+    b"script",
+    b"style",
+    b"template",
+    b"svg",
+    b"iframe",
+    b"object",
+    b"canvas",
+    b"nav",
 ];
 
 /// Elements that begin and end a line.
 const BLOCKS: &str = "address article aside blockquote body br dd details div dl dt fieldset figcaption figure footer \
-    form header hr html li main nav ol option p pre section summary table tbody thead tr ul";
+    form header hr html li main ol option p pre section summary table tbody thead tr ul";
 
-pub fn plain(html: &str) -> String {
-    let outline = read(html);
-    let sections = outline
-        .sections
-        .into_iter()
-        .flat_map(|section| [section.heading, section.text]);
-    let parts: Vec<String> = sections.filter(|part| !part.is_empty()).collect();
-    parts.join("\n")
+/// A part of a page, in the order of the page.
+pub enum Part<'a> {
+    Title(&'a str),
+    Heading(&'a str),
+    Text(&'a str),
 }
 
-/// Reads a page's title, its headings, and the text under each.
-pub fn read(html: &str) -> Outline {
+/// The text of a fragment, its headings too.
+pub fn plain(html: &str) -> String {
+    let mut text = String::new();
+    read(html, |part| match part {
+        Part::Title(_) => {}
+        Part::Heading(line) => text.extend(["\n", line, "\n"]),
+        Part::Text(part) => text.push_str(part),
+    });
+    let lines: Vec<String> = text
+        .lines()
+        .map(one_line)
+        .filter(|line| !line.is_empty())
+        .collect();
+    lines.join("\n")
+}
+
+/// Reads a page in one pass. Its memory is that of the longest text between two tags.
+pub fn read(html: &str, mut each: impl FnMut(Part)) {
     let mut emitter = DefaultEmitter::default();
     // Otherwise the tokenizer looks for tags in scripts and titles.
     emitter.naively_switch_states(true);
-    let mut page = Page::default();
+    let mut skipped: Option<Vec<u8>> = None;
+    let (mut title, mut heading): (Option<String>, Option<String>) = (None, None);
+    let mut in_pre = false;
     for token in Tokenizer::new_with_emitter(html, emitter) {
         let Ok(token) = token;
-        match token {
-            Token::String(text) => page.add(&String::from_utf8_lossy(&text)),
-            Token::StartTag(tag) => page.take_tag(&String::from_utf8_lossy(&tag.name), false),
-            Token::EndTag(tag) => page.take_tag(&String::from_utf8_lossy(&tag.name), true),
-            Token::Comment(_) | Token::Doctype(_) | Token::Error(_) => {}
-        }
-    }
-    page.end_section();
-    page.outline
-}
-
-#[derive(Default)]
-struct Page {
-    outline: Outline,
-    heading: String,
-    text: String,
-    in_title: bool,
-    in_heading: bool,
-    in_pre: bool,
-    /// The element whose content is skipped.
-    skipped: Option<String>,
-}
-
-impl Page {
-    fn add(&mut self, text: &str) {
-        if self.skipped.is_some() {
-            return;
-        }
-        if self.in_title {
-            if self.outline.title.is_empty() {
-                self.outline.title = one_line(text);
-            }
-        } else if self.in_heading {
-            self.heading.push_str(text);
-        } else if self.in_pre {
-            self.text.push_str(text);
-        } else {
-            // A line end is a space here. `end_section` merges several spaces.
-            self.text.extend(
-                text.chars()
-                    .map(|c| if c.is_whitespace() { ' ' } else { c }),
-            );
-        }
-    }
-
-    fn take_tag(&mut self, name: &str, is_end: bool) {
-        if let Some(skipped) = &self.skipped {
-            if is_end && skipped == name {
-                self.skipped = None;
-            }
-            return;
-        }
-        match name {
-            "title" => self.in_title = !is_end,
-            _ if SKIPPED.contains(&name) && !is_end => self.skipped = Some(name.to_owned()),
-            "h1" | "h2" | "h3" | "h4" | "h5" | "h6" => {
-                // Begins the next heading even if the end tag of the last one is missing.
-                if !is_end {
-                    self.end_section();
+        let (name, is_end) = match &token {
+            Token::StartTag(tag) => (&tag.name.0, false),
+            Token::EndTag(tag) => (&tag.name.0, true),
+            Token::String(text) if skipped.is_none() => {
+                let text = String::from_utf8_lossy(text);
+                match title.as_mut().or(heading.as_mut()) {
+                    Some(line) => line.push_str(&text),
+                    None if in_pre => each(Part::Text(&text)),
+                    // A line end is a space here.
+                    None => each(Part::Text(&text.replace(['\n', '\r'], " "))),
                 }
-                self.in_heading = !is_end;
+                continue;
             }
-            "pre" => {
-                self.in_pre = !is_end;
-                self.end_line();
+            _ => continue,
+        };
+        if let Some(element) = &skipped {
+            if is_end && element == name {
+                skipped = None;
             }
-            "td" | "th" => self.add(" "),
-            _ if BLOCKS.split(' ').any(|block| block == name) => self.end_line(),
-            _ => {}
+            continue;
+        }
+        match name.as_slice() {
+            b"title" if !is_end => title = Some(String::new()),
+            b"title" => title
+                .take()
+                .into_iter()
+                .for_each(|text| each(Part::Title(&one_line(&text)))),
+            b"h1" | b"h2" | b"h3" | b"h4" | b"h5" | b"h6" => {
+                // Begins the next heading even if the end tag of the last one is missing.
+                let ended = heading.take();
+                ended
+                    .into_iter()
+                    .for_each(|text| each(Part::Heading(&one_line(&text))));
+                heading = (!is_end).then(String::new);
+            }
+            b"td" | b"th" => each(Part::Text(" ")),
+            name => {
+                if name == b"pre" {
+                    in_pre = !is_end;
+                }
+                let is_block = BLOCKS.split(' ').any(|block| block.as_bytes() == name);
+                match &mut heading {
+                    Some(line) if is_block => line.push(' '),
+                    None if is_block => each(Part::Text("\n")),
+                    _ if SKIPPED.contains(&name) && !is_end => skipped = Some(name.to_vec()),
+                    _ => {}
+                }
+            }
         }
     }
-
-    fn end_line(&mut self) {
-        if self.in_heading {
-            self.heading.push(' ');
-        } else {
-            self.text.push('\n');
-        }
-    }
-
-    fn end_section(&mut self) {
-        let heading = one_line(&std::mem::take(&mut self.heading));
-        let raw = std::mem::take(&mut self.text);
-        let lines: Vec<String> = raw
-            .lines()
-            .map(one_line)
-            .filter(|line| !line.is_empty())
-            .collect();
-        self.outline.push(heading, &lines.join("\n"));
+    if let Some(text) = heading {
+        each(Part::Heading(&one_line(&text)));
     }
 }
 
@@ -129,26 +113,41 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_in_sections() {
-        let page = read(
+    fn a_page_in_parts() {
+        let mut parts = String::new();
+        read(
             "<!DOCTYPE html><html><head><title>The &quot;port&quot; </title><style>p { color: red }</style>
              <script>if (a < b) { alert('<p>x</p>') }</script></head>
-             <body>Before.<h1 class='a > b'>First <b>one</b></h1><p>Some
+             <body><nav><ul><li><a href='/'>Home</a></ul></nav>Before.<h1 class='a > b'>First <b>one</b></h1><p>Some
              text<br>and&nbsp;more &amp; more.</p><!-- <p>unseen</p> -->
-             <h2>Second</h2><ul><li>a<li>b</ul><pre>x\n  y</pre><TABLE><tr><td>1<td>2</table></body></html>",
+             <h2>Second</h2><ul><li>a<li>b</ul><pre>x\n  y</pre><TABLE><tr><td>1<td>2</table><h3>Last",
+            |part| match part {
+                Part::Title(text) => parts += &format!("title: {text}\n"),
+                Part::Heading(text) => parts += &format!("\nheading: {text}\n"),
+                Part::Text(text) => parts += text,
+            },
         );
-        assert_eq!(page.title, "The \"port\"");
-        let sections: Vec<(&str, &str)> = page
-            .sections
+        let lines: Vec<String> = parts.lines().map(one_line).collect();
+        let lines: Vec<&str> = lines
             .iter()
-            .map(|section| (&*section.heading, &*section.text))
+            .map(|line| &**line)
+            .filter(|line| !line.is_empty())
             .collect();
         assert_eq!(
-            sections,
+            lines,
             [
-                ("", "Before."),
-                ("First one", "Some text\nand more & more."),
-                ("Second", "a\nb\nx\ny\n1 2")
+                "title: The \"port\"",
+                "Before.",
+                "heading: First one",
+                "Some text",
+                "and\u{a0}more & more.".replace('\u{a0}', " ").as_str(),
+                "heading: Second",
+                "a",
+                "b",
+                "x",
+                "y",
+                "1 2",
+                "heading: Last"
             ]
         );
     }

@@ -1,37 +1,12 @@
--- The embedded index, version 1: the operator's documents, in passages. Times are Unix seconds.
+-- The index of a folder, version 2. It is built once, and never changes after that.
 
-CREATE TABLE documents (
-    id     INTEGER PRIMARY KEY AUTOINCREMENT, -- of one that was removed, it is not given again
-    path   TEXT    NOT NULL UNIQUE,           -- where the file was read, from the root on
-    source TEXT    NOT NULL,                  -- the source as clients see it
-    title  TEXT    NOT NULL,
-    digest BLOB    NOT NULL,                  -- SHA-256 of the file
-    size   INTEGER NOT NULL,                  -- of the file, in bytes
-    added  INTEGER NOT NULL                   -- when its present content was
+CREATE TABLE folder (
+    state    BLOB    NOT NULL,    -- a hash over the paths, sizes and times of all files, as they were
+    passages INTEGER NOT NULL     -- the number of all passages
 ) STRICT;
 
-CREATE TABLE passages (
-    id       INTEGER PRIMARY KEY,
-    document INTEGER NOT NULL REFERENCES documents (id),
-    title    TEXT    NOT NULL,                -- the document's
-    heading  TEXT    NOT NULL,                -- the one that it is under, or empty
-    content  TEXT    NOT NULL
-) STRICT;
-
-CREATE INDEX passages_by_document ON passages (document);
-
--- The words of the passages. It keeps no text of its own, so each change of a passage updates it.
-CREATE VIRTUAL TABLE words USING fts5 (
-    title, heading, content,
-    content = 'passages', content_rowid = 'id',
-    tokenize = 'porter unicode61 remove_diacritics 2'
+CREATE VIRTUAL TABLE passages USING fts5 (
+    title, heading, content,      -- the document's title, the heading that the text is under, or empty
+    source UNINDEXED,             -- the document's path below the folder
+    tokenize = 'unicode61 remove_diacritics 2'
 );
-
-CREATE TRIGGER passage_added AFTER INSERT ON passages BEGIN
-    INSERT INTO words (rowid, title, heading, content) VALUES (new.id, new.title, new.heading, new.content);
-END;
-
-CREATE TRIGGER passage_removed AFTER DELETE ON passages BEGIN
-    INSERT INTO words (words, rowid, title, heading, content)
-    VALUES ('delete', old.id, old.title, old.heading, old.content);
-END;

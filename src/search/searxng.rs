@@ -3,16 +3,13 @@
 //! The status of a response does not always reveal a failure: an instance may send a page if JSON
 //! is not enabled, and an empty list if its engines failed.
 
-use std::fmt;
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
-use serde::de::{Deserializer, IgnoredAny, SeqAccess, Visitor};
+use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
-use super::query::MAX_QUERY;
-use super::results::{Passage, SearchError};
-use super::{cleaning, html};
+use super::{MAX_QUERY, Passage, SearchError, cleaning, html};
 use crate::client::{Call, CallError, Cancellation, HttpClient};
 use crate::config::SearchConfig;
 use crate::error::FailureCause;
@@ -136,17 +133,14 @@ fn query(words: &str) -> String {
     cleaning::cut(&plain, MAX_QUERY).to_owned()
 }
 
-/// The members of an answer that are used.
+/// The members of an answer that are used. Each result and each engine is read by itself: one that
+/// can't be read does not affect the others.
 #[derive(Deserialize)]
 struct SearxngAnswer<'a> {
     #[serde(borrow)]
-    results: &'a RawValue,
-    #[serde(borrow, default = "empty_list")]
-    unresponsive_engines: &'a RawValue,
-}
-
-fn empty_list<'a>() -> &'a RawValue {
-    serde_json::from_str("[]").expect("it is JSON")
+    results: Vec<&'a RawValue>,
+    #[serde(borrow, default)]
+    unresponsive_engines: Vec<&'a RawValue>,
 }
 
 /// The members of a result that are used.
@@ -161,39 +155,33 @@ struct SearxngResult<'a> {
 }
 
 fn read_answer(bytes: &[u8], most: usize) -> Result<Vec<Passage>, SearchError> {
-    // A result with broken text does not affect the others.
     let text = String::from_utf8_lossy(bytes);
-    let (mut passages, mut is_empty, mut has_unreadable) = (Vec::new(), true, false);
-    // The number of engines that did not respond, by the word for their reason. Their names come
-    // from outside, and are not kept.
-    let mut engines: Vec<(&str, usize)> = Vec::new();
-    let mut read = || -> serde_json::Result<()> {
-        let answer: SearxngAnswer = serde_json::from_str(&text)?;
-        for_each(answer.results, |raw| {
-            is_empty = false;
-            if passages.len() < most {
-                match read_result(raw) {
-                    Some(result) => passages.extend(passage(&result)),
-                    None => has_unreadable = true,
-                }
-            }
-        })?;
-        for_each(answer.unresponsive_engines, |engine| {
-            let reason = reason(engine);
-            match engines.iter_mut().find(|(known, _)| *known == reason) {
-                Some((_, count)) => *count += 1,
-                None => engines.push((reason, 1)),
-            }
-        })
-    };
-    read().map_err(|_| {
+    let answer: SearxngAnswer = serde_json::from_str(&text).map_err(|_| {
         SearchError::new(
             FailureCause::NotJson,
             "its answer is not JSON of the expected form. Is this the address of a SearXNG instance, and is JSON in its \
              search.formats?",
         )
     })?;
-    if is_empty && !engines.is_empty() {
+    let (mut passages, mut has_unreadable) = (Vec::new(), false);
+    for result in &answer.results {
+        match read_result(result) {
+            _ if passages.len() == most => break,
+            Some(result) => passages.extend(passage(&result)),
+            None => has_unreadable = true,
+        }
+    }
+    // The number of engines that did not respond, by the word for their reason. Their names come
+    // from outside, and are not kept.
+    let mut engines: Vec<(&str, usize)> = Vec::new();
+    for engine in &answer.unresponsive_engines {
+        let reason = reason(engine);
+        match engines.iter_mut().find(|(known, _)| *known == reason) {
+            Some((_, count)) => *count += 1,
+            None => engines.push((reason, 1)),
+        }
+    }
+    if answer.results.is_empty() && !engines.is_empty() {
         let engines: Vec<String> = engines
             .iter()
             .map(|(reason, count)| format!("{count} {reason}"))
@@ -213,28 +201,6 @@ fn read_answer(bytes: &[u8], most: usize) -> Result<Vec<Passage>, SearchError> {
         ));
     }
     Ok(passages)
-}
-
-/// Takes the elements of a list one by one: as values, a list takes many times its size.
-fn for_each<'a>(list: &'a RawValue, take: impl FnMut(&'a RawValue)) -> serde_json::Result<()> {
-    serde_json::Deserializer::from_str(list.get()).deserialize_seq(ForEach(take))
-}
-
-struct ForEach<F>(F);
-
-impl<'de, F: FnMut(&'de RawValue)> Visitor<'de> for ForEach<F> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("a list")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(mut self, mut list: A) -> Result<(), A::Error> {
-        while let Some(element) = list.next_element()? {
-            (self.0)(element);
-        }
-        Ok(())
-    }
 }
 
 /// Returns `None` unless it is an object whose content, if any, is a text.

@@ -159,7 +159,7 @@ fn the_request() {
         "content-type: application/json",
         "content-length: 2",
         "accept: application/json",
-        concat!("user-agent: adriaticum/", env!("ADRIATICUM_VERSION")),
+        &format!("user-agent: adriaticum/{}", adriaticum::VERSION),
     ] {
         assert!(
             heard

@@ -1024,7 +1024,7 @@ fn the_status_page_shows_how_the_runtime_does() {
     assert!(
         text.contains("not asked yet")
             && text.contains("0 of 16")
-            && text.contains(env!("ADRIATICUM_VERSION")),
+            && text.contains(adriaticum::VERSION),
         "{text}"
     );
     server.post(&key, &chat("x")).is_completion();

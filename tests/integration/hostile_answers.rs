@@ -100,17 +100,3 @@ fn of_search() {
         check(&server, &key, &search, 200, &answer);
     }
 }
-
-/// The query that the model decides on is as long as an answer may be.
-#[test]
-fn of_a_model_that_is_asked_for_a_query() {
-    let (runtime, search) = (Runtime::start(), Runtime::start());
-    let server = large(
-        Server::new(Some(&runtime))
-            .set("ADRIATICUM_SEARCH_URL", search.url())
-            .set("ADRIATICUM_SEARCH_GROUNDING", "auto"),
-    );
-    let begin = r#"{"choices":[{"message":{"content":"{\"search\":true,\"query\":\""#;
-    let answer = filled(MIB, begin, "a ", r#"\"}"}}]}"#);
-    check(&server, &server.key(), &runtime, 200, &answer);
-}

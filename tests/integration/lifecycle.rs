@@ -153,7 +153,7 @@ fn a_start_logs_what_runs_and_where() {
     for line in [
         format!(
             "adriaticum {}, database {}",
-            env!("ADRIATICUM_VERSION"),
+            adriaticum::VERSION,
             server.folder.path("adriaticum.db").display()
         ),
         format!("console at http://console.localhost:{port}/"),

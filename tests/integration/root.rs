@@ -64,9 +64,6 @@ fn what_commands_of_root_create_belongs_to_the_service() {
     server.stdout_of(&["keys", "create", "first"]);
     all_is_the_owner_s(&server);
     assert!(set_password(&server, PASSWORD).status.success());
-    fs::write(server.folder.path("note.txt"), "The Adriatic Sea is deep.").expect("a file");
-    server.stdout_of(&["search", "add", "note.txt"]);
-    server.stdout_of(&["search", "query", "sea"]);
     // The folder of the copy is for root alone.
     server.stdout_of(&["backup", &copy]);
     assert_eq!(
@@ -156,7 +153,7 @@ fn root_follows_no_link_in_a_folder_of_another_user() {
     }
     fs::write(&target, "").expect("a file");
     fs::set_permissions(&target, fs::Permissions::from_mode(0o600)).expect("it is ours");
-    for command in [create, &["search", "add", "x"], &["backup", "copy.db"][..]] {
+    for command in [create, &["backup", "copy.db"][..]] {
         let text = printed(&server.run(command));
         assert!(!text.contains("Created"), "{text}");
         assert_eq!(fs::metadata(&target).expect("a file").len(), 0);

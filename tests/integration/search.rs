@@ -1,4 +1,4 @@
-//! Grounding: a scripted Search with every failure seen in real ones, the embedded index, and what the
+//! Grounding: a scripted Search with every failure seen in real ones, the index of a folder, and what the
 //! model, the client and the ledger get of each.
 
 use std::fs;
@@ -8,9 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rusqlite::types::Value as Cell;
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::support::{Reply, Runtime, Script, Server, chat, completion};
+use crate::metrics::get;
+use crate::support::{Reply, Runtime, Script, Server, chat, until};
 
 const QUESTION: &str = "How high is the Velna lighthouse?";
 
@@ -20,12 +22,6 @@ fn grounded(runtime: &Runtime, search: &Runtime, mode: &str) -> Server {
         .set("ADRIATICUM_SEARCH_URL", search.url())
         .set("ADRIATICUM_SEARCH_GROUNDING", mode)
         .set("ADRIATICUM_LOG_LEVEL", "trace")
-}
-
-fn indexed(runtime: &Runtime) -> Server {
-    Server::new(Some(runtime))
-        .set("ADRIATICUM_SEARCH_URL", "index:")
-        .set("ADRIATICUM_SEARCH_GROUNDING", "always")
 }
 
 fn results(texts: &[&str]) -> Script {
@@ -224,7 +220,8 @@ fn every_failure_of_search_is_an_honest_503() {
         search.next(script);
         is_search_unavailable(&server.post(&key, &chat(QUESTION)));
         let log = server.log();
-        let last: Vec<&str> = log.lines().rev().take(2).collect();
+        let mut lines = log.lines().rev().filter(|line| line.contains(" id="));
+        let last: Vec<&str> = lines.by_ref().take(2).collect();
         assert!(
             last[0].contains(" details=\"search: ") && last[0].contains(details),
             "{details}: {last:?}"
@@ -355,14 +352,12 @@ fn which_error_wins() {
         .post(&unconfigured.key(), &chat("x"))
         .is_error(503, "service_unavailable");
     assert_eq!(search.count(), 0);
-    for mode in ["always", "auto"] {
-        let both = grounded(&runtime, &search, mode)
-            .set("ADRIATICUM_RUNTIME_URL", "http://127.0.0.1:1/v1")
-            .set("ADRIATICUM_SEARCH_URL", "http://127.0.0.1:1")
-            .start();
-        both.post(&both.key(), &chat("x"))
-            .is_error(503, "search_unavailable");
-    }
+    let both = grounded(&runtime, &search, "always")
+        .set("ADRIATICUM_RUNTIME_URL", "http://127.0.0.1:1/v1")
+        .set("ADRIATICUM_SEARCH_URL", "http://127.0.0.1:1")
+        .start();
+    both.post(&both.key(), &chat("x"))
+        .is_error(503, "search_unavailable");
     let invalid = grounded(&runtime, &search, "always").start();
     invalid
         .post(&invalid.key(), &json!({"model": "adriaticum"}))
@@ -417,17 +412,15 @@ fn only_a_few_words_leave_the_host() {
 #[test]
 fn a_conversation_without_a_user_is_never_grounded() {
     let (runtime, search) = (Runtime::start(), Runtime::start());
-    for mode in ["always", "auto"] {
-        let server = grounded(&runtime, &search, mode).start();
-        let body =
-            json!({"model": "adriaticum", "messages": [{"role": "system", "content": QUESTION}]});
-        server.post(&server.key(), &body).is_completion();
-        assert_eq!(
-            row(&server)[..5],
-            [number(200), Cell::Null, Cell::Null, Cell::Null, number(0)]
-        );
-    }
-    assert_eq!((search.count(), runtime.count()), (0, 2));
+    let server = grounded(&runtime, &search, "always").start();
+    let body =
+        json!({"model": "adriaticum", "messages": [{"role": "system", "content": QUESTION}]});
+    server.post(&server.key(), &body).is_completion();
+    assert_eq!(
+        row(&server)[..5],
+        [number(200), Cell::Null, Cell::Null, Cell::Null, number(0)]
+    );
+    assert_eq!((search.count(), runtime.count()), (0, 1));
 }
 
 #[test]
@@ -450,138 +443,6 @@ fn patterns_say_what_needs_search() {
         let reason = if grounded { text("match") } else { Cell::Null };
         assert_eq!(row(&server)[1], reason, "{words}");
     }
-}
-
-/// A decision of the model, with the figures of a call: 11, 3 and 14.
-fn decision(answer: &str) -> Script {
-    Script::Answer(200, completion(answer))
-}
-
-#[test]
-fn the_model_says_what_needs_search() {
-    let (runtime, search) = (Runtime::start(), Runtime::start());
-    let server = grounded(&runtime, &search, "auto")
-        .set("ADRIATICUM_SEARCH_MATCH", "lighthouse keeper")
-        .start();
-    let key = server.key();
-
-    runtime.next(decision(r#"{"search": false, "query": ""}"#));
-    server.post(&key, &chat("Hello!")).is_completion();
-    assert_eq!((search.count(), runtime.count()), (0, 2));
-    let calls = runtime.calls.lock().expect("the calls");
-    assert_eq!(
-        (&calls[0].body["temperature"], &calls[0].body["stream"]),
-        (&json!(0.0), &json!(false))
-    );
-    let schema = &calls[0].body["response_format"]["json_schema"]["schema"];
-    assert_eq!(
-        schema["properties"]["search"]["type"], "boolean",
-        "{schema}"
-    );
-    assert!(calls[1].body.get("response_format").is_none());
-    drop(calls);
-    assert_eq!(
-        row(&server),
-        [
-            number(200),
-            Cell::Null,
-            Cell::Null,
-            Cell::Null,
-            number(0),
-            number(22),
-            number(6),
-            number(28)
-        ],
-        "both calls count"
-    );
-
-    for (answer, query) in [
-        (
-            decision(r#"{"search": true, "query": "Velna height"}"#),
-            "Velna%20height",
-        ),
-        (decision("I would rather not."), "How%20high%3F"),
-        (decision(r#"{"search": true"#), "How%20high%3F"),
-    ] {
-        runtime.next(answer);
-        search.next(results(&["It is 47 metres high."]));
-        server.post(&key, &chat("How high?")).is_completion();
-        assert_eq!(
-            queries(&search).pop(),
-            Some(format!("/v1/search?q={query}&format=json"))
-        );
-        assert_eq!(row(&server)[1..3], [text("model"), number(1)]);
-        assert_eq!(row(&server)[7], number(28));
-    }
-
-    let before = runtime.count();
-    search.next(results(&["a"]));
-    server
-        .post(&key, &chat("Who is the lighthouse keeper?"))
-        .is_completion();
-    assert_eq!(
-        (runtime.count() - before, row(&server)[1].clone()),
-        (1, text("match")),
-        "patterns come first"
-    );
-}
-
-#[test]
-fn figures_are_the_sums_of_what_was_measured() {
-    let (runtime, search) = (Runtime::start(), Runtime::start());
-    let server = grounded(&runtime, &search, "auto").start();
-    let key = server.key();
-    let mut partial = completion(r#"{"search": false}"#);
-    partial["usage"] = json!({"prompt_tokens": 5, "completion_tokens": null});
-    let refused = || {
-        Script::Answer(
-            400,
-            json!({"error": {"message": "response_format is not supported"}}),
-        )
-    };
-    let (known, unknown) = (json!([22, 6, 28]), json!([null, null, null]));
-    for (first, figures) in [
-        (decision(r#"{"search": false}"#), known),
-        (Script::Answer(200, partial), json!([16, null, null])),
-        // It was refused, so it cost nothing, and counts as a wish for Search.
-        (refused(), json!([11, 3, 14])),
-        // The runtime reported no cost before it failed.
-        (Script::Text(500, "x".into()), unknown),
-    ] {
-        runtime.next(first);
-        search.next(results(&[]));
-        let reply = server.post(&key, &chat("x"));
-        reply.is_completion();
-        search.script.lock().expect("the script").clear();
-        let usage = &reply.json()["usage"];
-        assert_eq!(
-            json!([
-                usage["prompt_tokens"],
-                usage["completion_tokens"],
-                usage["total_tokens"]
-            ]),
-            figures
-        );
-    }
-    runtime.next(decision(r#"{"search": true, "query": "x"}"#));
-    search.next(Script::Text(500, "x".into()));
-    is_search_unavailable(&server.post(&key, &chat("x")));
-    assert_eq!(
-        row(&server),
-        [
-            number(503),
-            text("model"),
-            Cell::Null,
-            number(1),
-            number(0),
-            number(11),
-            number(3),
-            number(14)
-        ],
-        "what the decision cost is in the ledger though there is no answer"
-    );
-    let sums: Value = serde_json::from_str(&server.stdout_of(&["usage", "--json"])).expect("JSON");
-    assert_eq!(sums["total_tokens"], 28 + 14 + 14, "{sums}");
 }
 
 #[test]
@@ -687,343 +548,232 @@ fn no_passage_changes_the_shape_of_a_request() {
     is_search_unavailable(&server.post(&key, &chat(QUESTION)));
 }
 
-/// Writes the files of a folder: their names, and what is in them.
-fn folder_of(server: &Server, files: &[(&str, &[u8])]) -> String {
+/// A service that grounds its answers in these files, which is not started yet.
+fn with_folder(runtime: &Runtime, files: &[(&str, &[u8])]) -> Server {
+    let server = Server::new(Some(runtime)).sqlite();
     let folder = server.folder.path("docs");
+    fs::create_dir(&folder).expect("a folder");
+    write(&server, files);
+    server
+        .set(
+            "ADRIATICUM_SEARCH_URL",
+            format!("folder:{}", folder.display()),
+        )
+        .set("ADRIATICUM_SEARCH_GROUNDING", "always")
+}
+
+fn write(server: &Server, files: &[(&str, &[u8])]) {
     for (name, content) in files {
-        let path = folder.join(name);
+        let path = server.folder.path("docs").join(name);
         fs::create_dir_all(path.parent().expect("a folder")).expect("it should be made");
         fs::write(path, content).expect("the folder should take a file");
     }
-    folder.display().to_string()
 }
 
-#[test]
-fn the_index_from_its_first_document_to_its_last() {
-    let runtime = Runtime::start();
-    let server = indexed(&runtime).start();
-    let key = server.key();
-    is_search_unavailable(&server.post(&key, &chat(QUESTION)));
-    assert!(
-        server
-            .log()
-            .contains("Create it: adriaticum search add PATH"),
-        "{}",
-        server.log()
-    );
-    assert!(server.stdout_of(&["search", "list"]).is_empty());
-    assert_eq!(server.run(&["search", "query", "x"]).status.code(), Some(1));
+/// Waits until the index was built so often.
+fn is_indexed(server: &Server, times: usize) {
+    until("the folder is indexed", || {
+        server.log().matches(" are indexed, after ").count() == times
+    });
+}
 
+const LIGHTHOUSE: (&str, &[u8]) = ("lights.md", b"# Velna lighthouse\n\nIt is 47 metres high.");
+
+#[test]
+fn a_folder_is_searched_and_a_reload_finds_what_has_changed() {
+    let runtime = Runtime::start();
     let page =
-        b"<html><head><title>Lights</title><script>x</script></head><body><h2>Velna lighthouse</h2>
-                 <p>It is <b>47</b> metres high.</p><h2>Orsk</h2><p>An island.</p></body></html>";
-    let folder = folder_of(
-        &server,
+        b"<html><head><title>Lights</title><script>x</script></head><body><nav>Orsk</nav><h2>Velna lighthouse</h2>
+                 <p>It is <b>47</b> metres high.</p><h2>Fees</h2><p>None.</p></body></html>";
+    let ferry = b"# Harbour\n\nSome text.\n\n## Ferry\n\nThe ferry to Orsk is the Mirabel.";
+    let server = with_folder(
+        &runtime,
         &[
             ("lights.html", page),
-            (
-                "deep/harbour.md",
-                "# Harbour\n\nSome text.\n\n## Ferry\n\nThe ferry to Orsk is the Mirabel."
-                    .as_bytes(),
-            ),
+            ("deep/harbour.md", ferry),
             (
                 "notes.txt",
                 "Größe der Insel: 12 Quadratkilometer.\n".as_bytes(),
             ),
-            (".hidden.txt", b"no"),
-            (".git/config.txt", b"no"),
-            ("picture.png", b"\x89PNG\0\0"),
-            ("empty.txt", b" \n"),
+            (".hidden.txt", b"Velna lighthouse"),
+            (".git/config.txt", b"Velna lighthouse"),
+            ("a.bin", b"\0"),
+            ("latin1.txt", b"Gr\xf6\xdfe"),
+            ("manual.pdf", b"%PDF-1.7"),
+            ("letter.docx", b"PK"),
+            ("empty.md", b"\n"),
         ],
     );
-    symlink("/etc/passwd", server.folder.path("docs/link.txt")).expect("a link");
-    let output = server.run(&["search", "add", &folder]);
-    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+    let docs = server.folder.path("docs");
+    symlink(docs.join("notes.txt"), docs.join("link.txt")).expect("a link");
+    let large = fs::File::create(docs.join("large.txt")).expect("a file");
+    large.set_len(8 * 1024 * 1024 + 1).expect("a large file");
+    let server = server.start();
+    is_indexed(&server, 1);
+    let log = server.log();
     assert!(
-        output.status.success()
-            && printed.contains("3 added, 0 replaced, 0 unchanged, 3 skipped, 2 hidden"),
-        "{printed}"
+        log.contains("search: 3 documents with 5 passages in "),
+        "{log}"
     );
-    let index = server
-        .folder
-        .path("adriaticum-search.db")
-        .display()
-        .to_string();
-    assert!(printed.contains(&format!("Index: {index}")), "{printed}");
-    for reason in ["it is not text", "it is empty", "it is a symbolic link"] {
-        assert!(printed.contains(reason), "{reason}: {printed}");
+    assert!(log.contains("; 7 files skipped"), "{log}");
+    for (name, reason) in [
+        ("a.bin", "it is not text"),
+        ("latin1.txt", "iconv"),
+        ("manual.pdf", "pdftotext"),
+        ("letter.docx", "pandoc"),
+        ("empty.md", "it is empty"),
+        ("link.txt", "it is a symbolic link"),
+        ("large.txt", "it is larger than 8 MiB"),
+    ] {
+        let line =
+            |line: &str| line.contains(&format!("/{name} is skipped: ")) && line.contains(reason);
+        assert!(log.lines().any(line), "{name}: {log}");
     }
-
+    let key = server.key();
     server.post(&key, &chat(QUESTION)).is_completion();
-    let prompt = &contents(&runtime, 0)[0];
+    let prompt = contents(&runtime, 0).swap_remove(0);
     assert!(
-        prompt.contains(
-            "Title: Lights: Velna lighthouse (docs/lights.html)\n> It is 47 metres high."
-        ),
+        prompt.contains("Title: Lights: Velna lighthouse (lights.html)\n> It is 47 metres high."),
         "{prompt}"
     );
+    let found = server.stdout_of(&["search", "query", "which", "ferry", "goes", "to", "orsk"]);
     assert!(
-        !prompt.contains(&folder),
-        "the path on this host is not sent: {prompt}"
-    );
-    assert_eq!(row(&server)[..2], [number(200), text("always")]);
-    let found = server.stdout_of(&["search", "query", "ferries to \"Orsk\" AND (NOT x*"]);
-    assert!(
-        found.starts_with("[1] Harbour: Ferry (docs/deep/harbour.md)\nThe ferry to Orsk"),
+        found.starts_with(
+            "[1] Harbour: Ferry (deep/harbour.md)\nThe ferry to Orsk is the Mirabel.\n"
+        ),
         "{found}"
     );
-    assert!(
-        server
-            .stdout_of(&["search", "query", "grosse", "insel"])
-            .contains("12 Quadrat"),
-        "marks do not matter"
-    );
+    let json = server.stdout_of(&["search", "query", "--json", "Quadratkilometern"]);
+    let json: Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(json[0]["source"], "notes.txt", "{json}");
+    assert_eq!(server.stdout_of(&["search", "query", "telephone"]), "");
+    for wrong in [
+        &["search"][..],
+        &["search", "query"],
+        &["search", "add", "x"],
+    ] {
+        assert_eq!(server.run(wrong).status.code(), Some(2), "{wrong:?}");
+    }
 
-    fs::write(
-        server.folder.path("docs/notes.txt"),
-        "Velna lighthouse: 48 metres high now, not 47.",
-    )
-    .expect("a file");
-    fs::remove_file(server.folder.path("docs/deep/harbour.md")).expect("the file");
-    let output = server.run(&["search", "add", &folder]);
-    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(
-        printed.contains("0 added, 1 replaced, 1 unchanged")
-            && printed.contains("no longer exists"),
-        "{printed}"
-    );
-    let list: Value =
-        serde_json::from_str(&server.stdout_of(&["search", "list", "--json"])).expect("JSON");
-    let of = |name: &str| {
-        list.as_array()
-            .expect("a list")
-            .iter()
-            .find(|one| one["title"] == name)
-            .expect(name)["id"]
-            .to_string()
-    };
-    assert_eq!(list.as_array().map(Vec::len), Some(3), "{list}");
-    assert!(
-        printed.contains(&format!("search remove {}", of("Harbour"))),
-        "{printed}"
-    );
-    server.post(&key, &chat("notes 48 metres")).is_completion();
-    assert!(
-        contents(&runtime, 1)[0].contains("48 metres high now"),
-        "a change is seen while it serves"
-    );
-
-    let nothing = server.stdout_of(&["search", "query", "--json", "Xyzzy"]);
-    assert_eq!(nothing, "[]\n");
-    let found: Value = serde_json::from_str(&server.stdout_of(&[
-        "search",
-        "query",
-        "Velna",
-        "lighthouse",
-        "--json",
-    ]))
-    .expect("JSON");
-    assert_eq!(found[0]["source"], "docs/lights.html", "{found}");
-    assert!(
-        found[0]["title"].is_string() && found[0]["text"].is_string(),
-        "{found}"
-    );
-
-    let gone = format!("{folder}/deep/harbour.md");
-    assert_eq!(
-        server.stdout_of(&["search", "remove", &of("Harbour")]),
-        format!("removed: {gone}\n")
-    );
-    let output = server.run(&["search", "remove", &gone]);
-    let printed = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{printed}");
-    assert!(
-        printed.contains(&index) && printed.contains("adriaticum search list"),
-        "{printed}"
-    );
-    let output = server.run(&["search", "remove", "docs/lights.html"]);
-    let printed = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        output.status.success() && printed.contains(&format!("Index: {index}")),
-        "{printed}"
-    );
-    let left = server.stdout_of(&["search", "list"]);
-    assert!(left.contains("notes") && !left.contains("Lights"), "{left}");
-    assert_eq!(
-        server.stdout_of(&["search", "remove", &folder]),
-        format!("removed: {folder}/notes.txt\n")
-    );
-    assert_eq!(
-        server
-            .run(&["search", "remove", &of("notes")])
-            .status
-            .code(),
-        Some(1)
-    );
+    // Nothing has changed: nothing is built.
+    server.signal(Signal::HUP);
+    until("it is reloaded", || {
+        server.log().contains("configuration reloaded")
+    });
+    write(&server, &[LIGHTHOUSE, ("lights.html", b"Gone.")]);
+    server.signal(Signal::HUP);
+    is_indexed(&server, 2);
     server.post(&key, &chat(QUESTION)).is_completion();
-    assert!(
-        contents(&runtime, 2)[0].contains("found nothing"),
-        "an empty index is no missing one"
-    );
+    let prompt = contents(&runtime, 1).swap_remove(0);
+    assert!(prompt.contains("(lights.md)"), "{prompt}");
+    assert!(!server.folder.path("adriaticum-search.db.new").exists());
 }
 
-/// Questions about the documents in tests/grounding, and questions that they do not answer. tests/outside/grounded_model.py
-/// asks a real model the same.
 #[test]
-fn a_completion_is_grounded_only_if_the_documents_are_about_the_question() {
-    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/grounding");
-    let questions = fs::read_to_string(tests.join("questions.json")).expect("the questions");
-    let questions: Value = serde_json::from_str(&questions).expect("JSON");
+fn the_index_of_before_answers_while_the_folder_is_gone() {
     let runtime = Runtime::start();
-    let server = indexed(&runtime).start();
+    let mut server = with_folder(&runtime, &[LIGHTHOUSE]).start();
+    is_indexed(&server, 1);
     let key = server.key();
-    server.stdout_of(&[
-        "search",
-        "add",
-        &tests.join("documents").display().to_string(),
-    ]);
-    let of = |group: &str| {
-        questions[group]
-            .as_object()
-            .expect("questions with facts")
-            .clone()
-    };
-    for (question, facts) in of("answered").into_iter().chain(of("answered_by_handbook")) {
-        server.post(&key, &chat(&question)).is_completion();
-        let prompt = &contents(&runtime, runtime.count() - 1)[0];
-        let mut facts = facts
-            .as_array()
-            .expect("facts")
-            .iter()
-            .filter_map(Value::as_str);
-        assert!(
-            facts.any(|fact| prompt.contains(fact)),
-            "{question}: {prompt}"
-        );
-        assert_eq!(row(&server)[4], number(1), "{question}");
-    }
-    let unanswered = questions["unanswered"]
-        .as_array()
-        .expect("questions without facts");
-    let mut grounded = Vec::new();
-    for question in unanswered.iter().filter_map(Value::as_str) {
-        server.post(&key, &chat(question)).is_completion();
-        let nothing_found = contents(&runtime, runtime.count() - 1)[0].contains("found nothing");
-        assert_eq!(
-            row(&server)[4],
-            number(i64::from(!nothing_found)),
-            "{question}"
-        );
-        if !nothing_found {
-            grounded.push(question);
+    let (docs, elsewhere) = (server.folder.path("docs"), server.folder.path("elsewhere"));
+    fs::rename(&docs, &elsewhere).expect("it moves");
+    for is_empty in [false, true] {
+        if is_empty {
+            fs::create_dir(&docs).expect("as of a disk that is not mounted");
         }
+        server.signal(Signal::TERM);
+        server.wait();
+        server = server.start();
+        let reason = ["it can't be read", "it has no documents"][usize::from(is_empty)];
+        let line = format!("[WARN] index: {}: {reason}", docs.display());
+        until("the log says so", || server.log().contains(&line));
+        assert_eq!(
+            get(&server, "/readyz"),
+            (200, "degraded: index; the log says why\n".into())
+        );
+        server.post(&key, &chat(QUESTION)).is_completion();
+        assert_eq!(row(&server)[4], number(1), "grounded");
     }
+    fs::remove_file(server.folder.path("adriaticum-search.db")).expect("the index");
+    is_search_unavailable(&server.post(&key, &chat(QUESTION)));
     assert!(
-        unanswered.len() >= 10 && grounded.len() <= unanswered.len() / 10,
-        "{grounded:?}"
+        server.log().contains("there is no index of "),
+        "{}",
+        server.log()
     );
+    fs::remove_dir(&docs).expect("it is empty");
+    fs::rename(&elsewhere, &docs).expect("it is back");
+    server.signal(Signal::HUP);
+    is_indexed(&server, 1);
+    server.post(&key, &chat(QUESTION)).is_completion();
+    until("it is well", || get(&server, "/readyz").1 == "works\n");
 }
 
 #[test]
-fn a_damaged_or_missing_index_is_unavailable_until_it_is_back() {
+fn a_damaged_or_missing_index_is_unavailable_until_it_is_built_again() {
     let runtime = Runtime::start();
-    let server = indexed(&runtime).start();
+    let server = with_folder(&runtime, &[LIGHTHOUSE]).start();
+    is_indexed(&server, 1);
     let key = server.key();
-    let folder = folder_of(
-        &server,
-        &[("a.md", b"# Velna lighthouse\n\nIt is 47 metres high.")],
-    );
-    server.stdout_of(&["search", "add", &folder]);
-    server.post(&key, &chat(QUESTION)).is_completion();
     let index = server.folder.path("adriaticum-search.db");
-    let good = fs::read(&index).expect("the index beside the database");
-    let mut broken = good.clone();
+    let mut broken = fs::read(&index).expect("the index beside the database");
     broken[4096..].fill(0x5a);
-    for damage in [
+    let damages = [
         None,
         Some(&b""[..]),
         Some(&b"something else, and long enough to have a header"[..]),
         Some(&broken),
-    ] {
-        for ending in ["", "-wal", "-shm"] {
-            let _ = fs::remove_file(server.folder.path(&format!("adriaticum-search.db{ending}")));
-        }
+    ];
+    for (number, damage) in (2..).zip(damages) {
+        fs::remove_file(&index).expect("the index");
         if let Some(bytes) = damage {
             fs::write(&index, bytes).expect("a damaged index");
         }
         is_search_unavailable(&server.post(&key, &chat(QUESTION)));
+        server.signal(Signal::HUP);
+        is_indexed(&server, number);
+        server.post(&key, &chat(QUESTION)).is_completion();
     }
     assert!(server.log().contains("is damaged"), "{}", server.log());
-    for ending in ["-wal", "-shm"] {
-        let _ = fs::remove_file(server.folder.path(&format!("adriaticum-search.db{ending}")));
-    }
-    fs::write(&index, good).expect("the index that was");
-    server.post(&key, &chat(QUESTION)).is_completion();
 }
 
+/// A hundred questions in three languages about the documents in tests/grounding, a fifth of which they do not answer.
+/// tests/outside/grounded_model.py asks a real model ten of them.
 #[test]
-fn what_can_not_be_added_is_reported() {
+fn the_right_passage_is_among_the_first_four() {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/grounding");
+    let questions = fs::read_to_string(tests.join("questions.json")).expect("the questions");
+    let questions: Vec<Value> = serde_json::from_str(&questions).expect("JSON");
+    assert_eq!(questions.len(), 100);
     let runtime = Runtime::start();
-    let server = indexed(&runtime);
-    let files: [(&str, &[u8]); 5] = [
-        ("a.bin", b"\0"),
-        ("good.txt", b"Some text."),
-        ("latin1.txt", b"Gr\xf6\xdfe"),
-        ("manual.pdf", b"%PDF-1.7"),
-        ("letter.docx", b"PK"),
-    ];
-    let folder = folder_of(&server, &files);
-    let output = server.run(&[
-        "search",
-        "add",
-        "/nowhere/at/all",
-        &format!("{folder}/a.bin"),
-        &folder,
-    ]);
-    let printed = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{printed}");
-    assert!(
-        printed.contains("/nowhere/at/all: No such file")
-            && printed.contains("a.bin: it is not text"),
-        "{printed}"
-    );
-    for (name, program) in [
-        ("latin1.txt", "iconv"),
-        ("manual.pdf", "pdftotext"),
-        ("letter.docx", "pandoc"),
-    ] {
-        let reported = printed
-            .lines()
-            .any(|line| line.contains(&format!("{folder}/{name}: ")) && line.contains(program));
-        assert!(reported, "{name}: {printed}");
+    let url = format!("folder:{}", tests.join("documents").display());
+    let server = Server::new(Some(&runtime))
+        .set("ADRIATICUM_SEARCH_URL", url)
+        .set("ADRIATICUM_SEARCH_GROUNDING", "always")
+        .start();
+    is_indexed(&server, 1);
+    let (mut answered, mut refused, mut wrong) = (0, 0, Vec::new());
+    for asked in &questions {
+        let question = asked["question"].as_str().expect("a question");
+        let found = server.stdout_of(&["search", "query", "--json", "--", question]);
+        let found: Vec<Value> = serde_json::from_str(&found).expect("JSON");
+        let facts = asked["facts"].as_array().expect("facts");
+        let is_right = |passage: &Value| {
+            let text = passage["text"].as_str().expect("a text");
+            let has = |fact: &Value| text.contains(fact.as_str().expect("a fact"));
+            passage["source"] == asked["document"] && facts.iter().any(has)
+        };
+        match (facts.is_empty(), found.iter().any(is_right)) {
+            (true, _) if found.is_empty() => refused += 1,
+            (false, true) => answered += 1,
+            _ => wrong.push(question),
+        }
     }
     assert!(
-        printed.contains("1 added") && printed.contains("2 paths could not be added"),
-        "{printed}"
+        answered >= 67 && refused >= 17,
+        "{answered} of 80 answered, nothing found for {refused} of 20:\n{}",
+        wrong.join("\n")
     );
-    for wrong in [
-        &["search"][..],
-        &["search", "add"],
-        &["search", "query"],
-        &["search", "find", "x"],
-    ] {
-        assert_eq!(server.run(wrong).status.code(), Some(2), "{wrong:?}");
-    }
-    for (url, grounding, is_used) in [
-        ("", "off", false),
-        ("index:", "off", false),
-        ("index:", "always", true),
-    ] {
-        let elsewhere = Server::new(None)
-            .sqlite()
-            .set("ADRIATICUM_SEARCH_URL", url)
-            .set("ADRIATICUM_SEARCH_GROUNDING", grounding);
-        let output = elsewhere.run(&["search", "add", &folder]);
-        let printed = String::from_utf8_lossy(&output.stderr);
-        let names_both = printed.contains("search.url to \"index:\"")
-            && printed.contains("search.grounding to \"always\"");
-        assert_eq!(names_both, !is_used, "{url} {grounding}: {printed}");
-    }
 }
 
 #[test]
@@ -1071,25 +821,4 @@ fn a_mode_without_search_ends_the_start() {
         printed.contains("ADRIATICUM_SEARCH_GROUNDING") && printed.contains("search.url"),
         "{printed}"
     );
-}
-
-#[test]
-fn a_closed_standard_error_does_not_stop_the_work() {
-    let server = Server::new(None);
-    fs::create_dir(server.folder.path("docs")).expect("a folder");
-    fs::write(server.folder.path("docs/a.pdf"), "%PDF").expect("a file");
-    fs::write(
-        server.folder.path("docs/b.txt"),
-        "The Velna lighthouse is 47 m high.",
-    )
-    .expect("a file");
-    let (closed, writer) = std::io::pipe().expect("a pipe");
-    drop(closed);
-    let added = server
-        .command(&["search", "add", "docs"])
-        .stderr(writer)
-        .output()
-        .expect("it should start");
-    assert!(added.status.success(), "{:?}", added.status);
-    assert!(server.stdout_of(&["search", "list"]).contains("b.txt"));
 }

@@ -17,7 +17,7 @@ import pathlib
 import shutil
 import subprocess
 
-from service import Service, ensure
+from service import Service, ensure, until
 from trial import SlowRuntime, Tally, Trial, chat
 
 BODY = 262_144
@@ -55,9 +55,10 @@ class Indexed(Confined):
         for name in range(400):
             paragraphs = (" ".join(["short", *(f"word{next(numbers) % 20_000}" for _ in range(120))]) for _ in range(80))
             (documents / f"{name}.txt").write_text("\n\n".join(paragraphs))
-        added = self.run("search", "add", str(documents))
-        ensure(added.returncode == 0, f"search add: {added.stderr}")
-        return super().__enter__()
+        self.environment["ADRIATICUM_SEARCH_URL"] = f"folder:{documents}"
+        super().__enter__()
+        ensure(until(lambda: "are indexed" in self.logged()), f"there is no index:\n{self.last_logged()}")
+        return self
 
 
 class EchoingRuntime(SlowRuntime):
@@ -115,7 +116,7 @@ def full_body(character):
 # Characters of four bytes are large in memory, control characters in the request to the runtime.
 FULL = [full_body("\N{GRINNING FACE}"), full_body("\1")]
 SHORT = [chat("short 0.02")] * 2
-INDEX = {"search_url": "index:", "search_grounding": "always"}
+INDEX = {"search_url": "folder:documents", "search_grounding": "always"}
 
 
 async def load(mebibytes, clients, bodies, seconds, runtime=EchoingRuntime, service=Confined, **settings):

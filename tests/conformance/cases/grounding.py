@@ -1,10 +1,12 @@
 """Search: which requests need it, what the model gets, and what happens without it."""
 
-import json
+import pathlib
+import signal
+import tempfile
 import threading
 import urllib.parse
 
-from harness import Runtime, Server, chat, is_completion, is_error
+from harness import Runtime, Server, chat, is_completion, is_error, until
 from shared import RUNTIME, UNREACHABLE
 
 QUESTION = "How high is the Velna lighthouse?"
@@ -96,33 +98,19 @@ def patterns_decide_which_requests_need_search():
             assert len(search.queries) - before == is_searched, content
 
 
-def in_auto_mode_the_model_decides():
-    search = _SearXng(FACT)
-    with Server(RUNTIME, search_url=search.url, search_grounding="auto") as server:
-        key = server.create_key()
-        for is_needed in (True, False):
-            decision = json.dumps({"search": is_needed, "query": "Velna height"})
-            answers = iter([(200, RUNTIME.completion(decision)), (200, RUNTIME.completion())])
-            RUNTIME.answer = lambda body: next(answers)
-            before = len(search.queries)
-            # Both calls of the request are counted.
-            is_completion(server.post(chat(QUESTION), key), usage=(22, 6, 28))
-            assert search.queries[before:] == (["Velna height"] if is_needed else []), search.queries
-            assert _row(server) == (200, None, int(is_needed)), _row(server)
-
-
-def the_embedded_index():
+def a_folder_of_documents():
     RUNTIME.answer = RUNTIME.good
-    with Server(RUNTIME, search_url="index:", search_grounding="always") as server:
-        key = server.create_key()
-        document = server.folder / "lighthouse.md"
+    with tempfile.TemporaryDirectory() as folder:
+        document = pathlib.Path(folder) / "lighthouse.md"
         document.write_text(f"# Lighthouses\n\n{FACT}\n")
-        server.cli("search", "add", document)
-        assert "lighthouse.md" in server.cli("search", "list").stdout
-        assert "47 metres" in server.cli("search", "query", "Velna", "lighthouse").stdout
-        is_completion(server.post(chat(QUESTION), key))
-        assert "47 metres" in _prompt()[0] and _row(server) == (200, None, 1), (_prompt(), _row(server))
-        server.cli("search", "remove", "1")
-        assert "lighthouse.md" not in server.cli("search", "list").stdout
-        is_completion(server.post(chat(QUESTION), key))
-        assert _row(server) == (200, None, 0), _row(server)
+        with Server(RUNTIME, search_url=f"folder:{folder}", search_grounding="always") as server:
+            assert until(lambda: "are indexed" in server.logged()), server.last_logged()
+            key = server.create_key()
+            assert "47 metres" in server.cli("search", "query", "Velna", "lighthouse").stdout
+            is_completion(server.post(chat(QUESTION), key))
+            assert "47 metres" in _prompt()[0] and _row(server) == (200, None, 1), (_prompt(), _row(server))
+            document.write_text("# Lighthouses\n\nThere are none.\n")
+            server.process.send_signal(signal.SIGHUP)
+            assert until(lambda: server.logged().count("are indexed") == 2), server.last_logged()
+            is_completion(server.post(chat("Who keeps the harbour?"), key))
+            assert _row(server) == (200, None, 0), _row(server)

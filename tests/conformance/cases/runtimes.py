@@ -1,11 +1,12 @@
 """The inference runtime: how it is called, and what its failures become."""
 
 import json
+import pathlib
 import tempfile
 import threading
 import time
 
-from harness import Runtime, Server, beside, chat, is_completion, is_error
+from harness import Runtime, Server, beside, chat, is_completion, is_error, until
 from shared import KEY, RUNTIME, SERVER, UNREACHABLE, ok
 
 
@@ -105,12 +106,17 @@ def the_timeout_is_for_the_whole_call():
 
 @beside
 def all_calls_of_one_request_share_the_timeout():
-    """In auto mode the runtime is called twice. Each call takes 3 s of 5 s, so the second one is too late."""
+    """A prompt that is too long is tried again with fewer passages. Each call takes 3 s of 5 s, so the second one is too late."""
     runtime = Runtime()
-    runtime.answer = lambda body: (time.sleep(3), (200, runtime.completion('{"search": false, "query": ""}')))[1]
-    settings = {"search_url": UNREACHABLE.url, "search_grounding": "auto", "runtime_timeout": 5}
-    with Server(runtime, **settings) as server:
-        is_error(server.post(chat(), server.create_key()), "inference_error")
+    too_long = {"error": {"type": "exceed_context_size_error", "n_prompt_tokens": 9, "n_ctx": 4}}
+    runtime.answer = lambda body: (time.sleep(3), (400, too_long))[1]
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("a", "b"):
+            (pathlib.Path(folder) / f"{name}.txt").write_text("The Velna lighthouse is 47 metres high.")
+        settings = {"search_url": f"folder:{folder}", "search_grounding": "always", "runtime_timeout": 5}
+        with Server(runtime, **settings) as server:
+            assert until(lambda: "are indexed" in server.logged()), server.last_logged()
+            is_error(server.post(chat("How high is the Velna lighthouse?"), server.create_key()), "inference_error")
     assert len(runtime.calls) == 2, runtime.calls
 
 
