@@ -1,10 +1,11 @@
 //! The index of a folder of documents: built at the start and at a reload if a file has changed, on
 //! a thread of its own, into a new file that replaces the old one when it is complete.
 
-use std::fs::{self, Metadata, ReadDir};
+use std::fs::{self, File, Metadata, ReadDir};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
+use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -55,6 +56,8 @@ struct Builds {
     is_running: bool,
     /// A reload came meanwhile.
     is_wanted_again: bool,
+    /// A query has found that the index is damaged.
+    is_damaged: bool,
     /// The reason why the last build was given up.
     trouble: Option<String>,
 }
@@ -76,8 +79,8 @@ impl Folder {
         let deadline = Instant::now() + self.timeout;
         let late = || SearchError::new(FailureCause::Timeout, "the index did not answer in time");
         let _place = self.queries.take(deadline, |()| true).ok_or_else(late)?;
-        let found =
-            Index::open(&self.index, deadline).and_then(|index| index.find(words, self.results));
+        let found = Index::open(&self.index, &self.path, deadline)
+            .and_then(|index| index.find(words, self.results));
         found.map_err(|error| {
             let name = self.index.display();
             let details = match error {
@@ -89,6 +92,7 @@ impl Folder {
                 ),
                 IndexError::Denied(error) => format!("the index {name} can't be opened: {error}"),
                 IndexError::Damaged(how) => {
+                    lock(&self.builds).is_damaged = true;
                     format!("the index {name} is damaged ({how}): reload the service, which builds it again")
                 }
             };
@@ -121,9 +125,12 @@ impl Folder {
 
     /// Returns whether it is wanted again.
     fn build_if_changed(&self) -> bool {
-        let trouble = self.update().err().map(|reason| {
+        let updated = panic::catch_unwind(AssertUnwindSafe(|| self.update()));
+        let updated = updated.unwrap_or_else(|_| Err("indexing it panicked".into()));
+        let trouble = updated.err().map(|reason| {
             let folder = self.path.display();
-            match self.index.exists() {
+            let deadline = Instant::now() + self.timeout;
+            match Index::open(&self.index, &self.path, deadline).is_ok() {
                 true => format!("{folder}: {reason}. The index of before answers"),
                 false => format!(
                     "{folder}: {reason}. There is no index, so completions that need Search get 503"
@@ -137,10 +144,14 @@ impl Folder {
     }
 
     fn update(&self) -> Result<(), String> {
-        let known = Index::open(&self.index, Instant::now() + self.timeout)
+        let temporary = with_suffix(&self.index, ".new");
+        // A process that ended during a build has left one.
+        let _ = fs::remove_file(&temporary);
+        let known = Index::open(&self.index, &self.path, Instant::now() + self.timeout)
             .and_then(|index| index.state())
-            .unwrap_or_default();
-        if known.is_some() {
+            .ok();
+        let is_damaged = std::mem::take(&mut lock(&self.builds).is_damaged);
+        if known.is_some() && !is_damaged {
             let mut state = State::default();
             walk(&self.path, &mut |path, file| {
                 if let Ok(file) = file {
@@ -152,10 +163,13 @@ impl Folder {
                 return Ok(());
             }
         }
-        let (began, temporary) = (Instant::now(), with_suffix(&self.index, ".new"));
+        log::info!("search: indexing {}", self.path.display());
+        let began = Instant::now();
         let built = self.build(&temporary).and_then(|built| {
-            // What is lost in a power cut is built again.
-            fs::rename(&temporary, &self.index).map_err(|error| error.to_string())?;
+            let replaced = File::open(&temporary)
+                .and_then(|file| file.sync_all())
+                .and_then(|()| fs::rename(&temporary, &self.index));
+            replaced.map_err(|error| error.to_string())?;
             Ok(built)
         });
         let Built {
@@ -175,7 +189,6 @@ impl Folder {
     }
 
     fn build(&self, temporary: &Path) -> Result<Built, String> {
-        let _ = fs::remove_file(temporary);
         let path = files::create(temporary).and_then(|_| temporary.canonicalize());
         let path = path.map_err(|error| format!("{}: {error}", temporary.display()))?;
         let connection = begin(&path).map_err(|error| error.to_string())?;
@@ -208,8 +221,8 @@ impl Folder {
             return Err("it has no documents".into());
         }
         let end = || {
-            let row = (state.0, built.passages);
-            connection.execute("INSERT INTO folder (state, passages) VALUES (?, ?)", row)?;
+            let row = (self.path.as_os_str().as_bytes(), state.0, built.passages);
+            connection.execute("INSERT INTO folder VALUES (?, ?, ?)", row)?;
             connection.execute_batch("COMMIT")
         };
         end().map_err(|error| error.to_string())?;
@@ -422,6 +435,41 @@ mod tests {
         let renamed = built();
         assert_eq!(folder.find("text").expect("a passage")[0].source, "b.txt");
         assert_eq!(built(), renamed);
+        fs::remove_dir_all(root).expect("it goes");
+    }
+
+    #[test]
+    fn the_index_of_another_folder_does_not_answer() {
+        let (root, folder) = folder();
+        folder.update().expect("an index");
+        fs::create_dir(root.join("other")).expect("a folder");
+        let other = Folder {
+            path: root.join("other"),
+            ..folder
+        };
+        assert!(!other.build_if_changed());
+        assert_eq!(
+            other.find("text").map_err(|error| error.cause),
+            Err(FailureCause::Index)
+        );
+        fs::remove_dir_all(root).expect("it goes");
+    }
+
+    /// The part that says what it was built from is whole.
+    #[test]
+    fn a_damage_that_a_query_finds_is_repaired_by_the_next_build() {
+        let (root, folder) = folder();
+        fs::write(root.join("docs/b.txt"), "word ".repeat(20_000)).expect("a file");
+        folder.update().expect("an index");
+        let path = root.join("index.db");
+        let mut bytes = fs::read(&path).expect("the index");
+        let half = bytes.len() / 2;
+        bytes[half..].fill(0);
+        fs::write(&path, bytes).expect("a damaged index");
+        let query = || folder.find("text word").map_err(|error| error.cause);
+        assert_eq!(query().err(), Some(FailureCause::Index));
+        folder.update().expect("an index");
+        assert_eq!(query().map(|found| found.is_empty()), Ok(false));
         fs::remove_dir_all(root).expect("it goes");
     }
 

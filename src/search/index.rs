@@ -2,10 +2,11 @@
 //! changes it; a newer one replaces the file.
 
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Instant;
 
-use rusqlite::{Connection, ErrorCode, OptionalExtension, Row};
+use rusqlite::{Connection, ErrorCode, Row};
 
 use super::{MAX_QUERY, Passage, cleaning};
 use crate::database::sqlite::read_only_file::ReadOnlyFile;
@@ -58,7 +59,8 @@ pub enum IndexError {
 pub struct Index(Connection);
 
 impl Index {
-    pub fn open(path: &Path, deadline: Instant) -> Result<Self, IndexError> {
+    /// One of another folder counts as missing.
+    pub fn open(path: &Path, folder: &Path, deadline: Instant) -> Result<Self, IndexError> {
         let opened = path
             .canonicalize()
             .and_then(|path| ReadOnlyFile::new(&path));
@@ -75,15 +77,21 @@ impl Index {
                 "it is not an index of this version".into(),
             ));
         }
-        Ok(Self(connection))
+        let is_its = connection
+            .prepare("SELECT 1 FROM folder WHERE path = ?")?
+            .exists([folder.as_os_str().as_bytes()])?;
+        match is_its {
+            true => Ok(Self(connection)),
+            false => Err(IndexError::Missing),
+        }
     }
 
     /// The hash over the folder that it was built from.
-    pub fn state(&self) -> Result<Option<[u8; 32]>, IndexError> {
+    pub fn state(&self) -> Result<[u8; 32], IndexError> {
         let state = self
             .0
             .query_row("SELECT state FROM folder", [], |row| row.get(0));
-        Ok(state.optional()?)
+        Ok(state?)
     }
 
     /// Returns the passages that are about the words, the best first: of what the words weigh
@@ -206,7 +214,7 @@ mod tests {
         }
         let row = ([0_u8; 32], texts.len() as i64);
         connection
-            .execute("INSERT INTO folder (state, passages) VALUES (?, ?)", row)
+            .execute("INSERT INTO folder VALUES (x'', ?, ?)", row)
             .expect("a row");
         Index(connection)
     }

@@ -1416,6 +1416,17 @@ fn check_reports_what_a_runtime_says_of_itself() {
     );
 }
 
+/// A person waits for it, whatever `runtime.timeout` is.
+#[test]
+fn check_waits_fifteen_seconds_for_a_part_at_most() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).set("ADRIATICUM_RUNTIME_TIMEOUT", 600);
+    server.key();
+    runtime.next(Script::Silent);
+    let (_, messages) = findings(&server, 1);
+    assert!(messages.contains("no complete answer in 15."), "{messages}");
+}
+
 /// With this, a runtime set the title of the terminal, and could have written lines of its own.
 #[test]
 fn check_prints_nothing_that_a_terminal_executes() {
