@@ -64,7 +64,7 @@ lint: need-lint .venv/ready ## Check format, lints, documentation and spelling
 	$(CARGO) clippy --all-targets --locked --features test-postgres -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items --locked
 	@# The words are a function of SQL, a part of a split "hello", and German.
-	.venv/bin/codespell --ignore-words-list=iif,hel,als,firs --skip='*/requirements.txt,*/package-lock.json,*/node_modules,*.png' \
+	.venv/bin/codespell --ignore-words-list=iif,hel,als,firs --skip='tests/grounding,*/requirements.txt,*/package-lock.json,*/node_modules,*.png' \
 		*.md Makefile bench docs packaging runtime src systemd tests
 
 postgres: need-postgres build ## Run the tests of the store and the ledger on PostgreSQL, and the conformance suite on it and over TLS
