@@ -33,7 +33,7 @@ class Secured:
     def __init__(self, folder):
         self.certificate, self.key = folder / "cert.pem", folder / "key.pem"
         subprocess.run(
-            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "30",
              "-subj", f"/CN={NAME}", "-addext", f"subjectAltName=DNS:{NAME},IP:127.0.0.1",
              "-keyout", self.key, "-out", self.certificate],
             check=True, capture_output=True)
