@@ -130,19 +130,32 @@ fn everything_of_a_key_is_changed_in_one_place() {
         page.contains(&id) && !page.contains(&secret) && page.contains("Requests, 30"),
         "{page}"
     );
+    // A term counts from when the form is sent, so the same form sent twice has a date.
+    let created = keys(&server)[0]["created"].as_i64().expect("a time");
+    let day = jiff::Timestamp::from_second(created + 90 * 86_400).expect("a time");
+    let day = day.strftime("%F").to_string();
     let form = |name: &'static str| {
         [
             ("name", name),
             ("permission", "completions"),
             ("permission", "metrics"),
-            ("expires", ""),
-            ("term", "90d"),
+            ("expires", day.as_str()),
+            ("term", ""),
             ("concurrent", "7"),
             ("budget", "20,000"),
             ("budget_per", "day"),
         ]
     };
     let saved = format!("/keys?changed={id}");
+    let term = [
+        ("name", "first"),
+        ("permission", "completions"),
+        ("expires", ""),
+        ("term", "90d"),
+    ];
+    browser.post(&address, &term);
+    let ends = keys(&server)[0]["expires"].as_i64().expect("a time");
+    assert!((90 * 86_400..90 * 86_400 + 600).contains(&(ends - created)));
     for attempt in ["once", "sent twice"] {
         assert_eq!(
             browser.post(&address, &form("second")).header("location"),
@@ -170,8 +183,8 @@ fn everything_of_a_key_is_changed_in_one_place() {
         server
             .query("SELECT id FROM audit WHERE action = 'key_changed'")
             .len(),
-        1,
-        "one change, one row"
+        2,
+        "one change, one row: the term, and what was sent twice"
     );
 
     // The expiry stays to the second if it is kept, and the other terms can be taken back.
