@@ -61,8 +61,17 @@ pub fn read(html: &str, mut each: impl FnMut(Part)) {
                 match title.as_mut().or(heading.as_mut()) {
                     Some(line) => line.push_str(&text),
                     None if in_pre => each(Part::Text(&text)),
-                    // A line end is a space here.
-                    None => each(Part::Text(&text.replace(['\n', '\r'], " "))),
+                    // A line end is a space here. The text may be as long as the page, so it is not
+                    // copied.
+                    None => {
+                        for line in text.split_inclusive(['\n', '\r']) {
+                            let end = line.trim_end_matches(['\n', '\r']);
+                            each(Part::Text(end));
+                            if end.len() < line.len() {
+                                each(Part::Text(" "));
+                            }
+                        }
+                    }
                 }
                 continue;
             }
