@@ -131,7 +131,7 @@ impl Folder {
             let folder = self.path.display();
             let deadline = Instant::now() + self.timeout;
             match Index::open(&self.index, &self.path, deadline).is_ok() {
-                true => format!("{folder}: {reason}. The index of before answers"),
+                true => format!("{folder}: {reason}. The previous index answers"),
                 false => format!(
                     "{folder}: {reason}. There is no index, so completions that need Search get 503"
                 ),
@@ -148,18 +148,18 @@ impl Folder {
         // A process that ended during a build has left one.
         let _ = fs::remove_file(&temporary);
         let known = Index::open(&self.index, &self.path, Instant::now() + self.timeout)
-            .and_then(|index| index.state())
+            .and_then(|index| index.fingerprint())
             .ok();
         let is_damaged = std::mem::take(&mut lock(&self.builds).is_damaged);
         if known.is_some() && !is_damaged {
-            let mut state = State::default();
+            let mut fingerprint = Fingerprint::default();
             walk(&self.path, &mut |path, file| {
                 if let Ok(file) = file {
-                    state.add(path, file);
+                    fingerprint.add(path, file);
                 }
                 Ok(())
             })?;
-            if known == Some(state.0) {
+            if known == Some(fingerprint.0) {
                 return Ok(());
             }
         }
@@ -192,12 +192,12 @@ impl Folder {
         let path = files::create(temporary).and_then(|_| temporary.canonicalize());
         let path = path.map_err(|error| format!("{}: {error}", temporary.display()))?;
         let connection = begin(&path).map_err(|error| error.to_string())?;
-        let (mut built, mut state) = (Built::default(), State::default());
+        let (mut built, mut fingerprint) = (Built::default(), Fingerprint::default());
         walk(&self.path, &mut |path, file| {
             let passages = match file {
                 Err(reason) => Err(reason),
                 Ok(file) => {
-                    state.add(path, file);
+                    fingerprint.add(path, file);
                     self.check_space()?;
                     add(&connection, path, &self.path)?
                 }
@@ -221,7 +221,11 @@ impl Folder {
             return Err("it has no documents".into());
         }
         let end = || {
-            let row = (self.path.as_os_str().as_bytes(), state.0, built.passages);
+            let row = (
+                self.path.as_os_str().as_bytes(),
+                fingerprint.0,
+                built.passages,
+            );
             connection.execute("INSERT INTO folder VALUES (?, ?, ?)", row)?;
             connection.execute_batch("COMMIT")
         };
@@ -252,9 +256,9 @@ struct Built {
 
 /// A hash over the path, the size and the times of each file, in any order.
 #[derive(Default)]
-struct State([u8; 32]);
+struct Fingerprint([u8; 32]);
 
-impl State {
+impl Fingerprint {
     fn add(&mut self, path: &Path, file: &Metadata) {
         let mut hash = Sha256::new();
         hash.update(path.as_os_str().as_bytes());
@@ -294,7 +298,8 @@ fn add(connection: &Connection, path: &Path, root: &Path) -> Result<Result<i64, 
         Ok(content) => content,
         Err(reason) => return Ok(Err(reason)),
     };
-    let source = path.strip_prefix(root).unwrap_or(path).to_string_lossy();
+    let above = root.parent().unwrap_or(root);
+    let source = path.strip_prefix(above).unwrap_or(path).to_string_lossy();
     let source = cleaning::one_line(&source);
     let fill = || -> rusqlite::Result<i64> {
         let mut insert = connection.prepare_cached(
@@ -364,20 +369,20 @@ fn walk(root: &Path, each: &mut Each) -> Result<(), String> {
 mod tests {
     use super::*;
     use crate::config::{Config, SecretsNeeded};
-    use crate::secret::secret_hex;
+    use crate::files::tests::Folder as TestFolder;
 
     /// A folder with one document, and a place for its index.
-    fn folder() -> (PathBuf, Folder) {
-        let root = std::env::temp_dir().join(format!("adriaticum-{}", secret_hex::<8>()));
-        fs::create_dir_all(root.join("docs")).expect("a folder");
-        fs::write(root.join("docs/a.txt"), "The first text.").expect("a file");
-        let empty = root.join("empty.toml");
+    fn folder() -> (TestFolder, Folder) {
+        let root = TestFolder::new();
+        fs::create_dir(root.0.join("docs")).expect("a folder");
+        fs::write(root.0.join("docs/a.txt"), "The first text.").expect("a file");
+        let empty = root.0.join("empty.toml");
         fs::write(&empty, "").expect("a file");
         let config = Config::load(Some(&empty), SecretsNeeded::All).expect("the defaults");
         let folder = Folder {
-            index: root.join("index.db"),
+            index: root.0.join("index.db"),
             least_free: 0,
-            ..Folder::new(&root.join("docs"), &config.search)
+            ..Folder::new(&root.0.join("docs"), &config.search)
         };
         (root, folder)
     }
@@ -391,7 +396,7 @@ mod tests {
     fn a_build_stops_before_the_disk_is_full_and_the_old_index_answers() {
         let (root, folder) = folder();
         folder.update().expect("an index");
-        fs::write(root.join("docs/b.txt"), "The second text.").expect("a file");
+        fs::write(root.0.join("docs/b.txt"), "The second text.").expect("a file");
         let full = Folder {
             least_free: u64::MAX,
             ..folder
@@ -400,18 +405,17 @@ mod tests {
         let trouble = full.trouble().unwrap_or_default();
         assert!(
             trouble.contains("less than 1 GiB would stay free")
-                && trouble.ends_with("The index of before answers"),
+                && trouble.ends_with("The previous index answers"),
             "{trouble}"
         );
         assert_eq!(texts(&full, "text"), ["The first text."]);
-        assert!(!root.join("index.db.new").exists(), "it takes no space");
+        assert!(!root.0.join("index.db.new").exists(), "it takes no space");
         let free = Folder {
             least_free: 0,
             ..full
         };
         assert!(!free.build_if_changed());
         assert_eq!((free.trouble(), texts(&free, "text").len()), (None, 2));
-        fs::remove_dir_all(root).expect("it goes");
     }
 
     #[test]
@@ -419,32 +423,34 @@ mod tests {
         let (root, folder) = folder();
         let built = || {
             folder.update().expect("an index");
-            fs::metadata(root.join("index.db"))
+            fs::metadata(root.0.join("index.db"))
                 .expect("the index")
                 .ino()
         };
         let first = built();
         assert_eq!(built(), first);
-        fs::write(root.join("docs/.hidden"), "x").expect("a file");
+        fs::write(root.0.join("docs/.hidden"), "x").expect("a file");
         assert_eq!(built(), first, "hidden files do not count");
         // As long as before, and written within the same second.
-        fs::write(root.join("docs/a.txt"), "The other text.").expect("a file");
+        fs::write(root.0.join("docs/a.txt"), "The other text.").expect("a file");
         assert_ne!(built(), first);
         assert_eq!(texts(&folder, "text"), ["The other text."]);
-        fs::rename(root.join("docs/a.txt"), root.join("docs/b.txt")).expect("it moves");
+        fs::rename(root.0.join("docs/a.txt"), root.0.join("docs/b.txt")).expect("it moves");
         let renamed = built();
-        assert_eq!(folder.find("text").expect("a passage")[0].source, "b.txt");
+        assert_eq!(
+            folder.find("text").expect("a passage")[0].source,
+            "docs/b.txt"
+        );
         assert_eq!(built(), renamed);
-        fs::remove_dir_all(root).expect("it goes");
     }
 
     #[test]
     fn the_index_of_another_folder_does_not_answer() {
         let (root, folder) = folder();
         folder.update().expect("an index");
-        fs::create_dir(root.join("other")).expect("a folder");
+        fs::create_dir(root.0.join("other")).expect("a folder");
         let other = Folder {
-            path: root.join("other"),
+            path: root.0.join("other"),
             ..folder
         };
         assert!(!other.build_if_changed());
@@ -452,16 +458,15 @@ mod tests {
             other.find("text").map_err(|error| error.cause),
             Err(FailureCause::Index)
         );
-        fs::remove_dir_all(root).expect("it goes");
     }
 
     /// The part that says what it was built from is whole.
     #[test]
     fn a_damage_that_a_query_finds_is_repaired_by_the_next_build() {
         let (root, folder) = folder();
-        fs::write(root.join("docs/b.txt"), "word ".repeat(20_000)).expect("a file");
+        fs::write(root.0.join("docs/b.txt"), "word ".repeat(20_000)).expect("a file");
         folder.update().expect("an index");
-        let path = root.join("index.db");
+        let path = root.0.join("index.db");
         let mut bytes = fs::read(&path).expect("the index");
         let half = bytes.len() / 2;
         bytes[half..].fill(0);
@@ -470,13 +475,12 @@ mod tests {
         assert_eq!(query().err(), Some(FailureCause::Index));
         folder.update().expect("an index");
         assert_eq!(query().map(|found| found.is_empty()), Ok(false));
-        fs::remove_dir_all(root).expect("it goes");
     }
 
     #[test]
     fn a_file_that_changes_while_it_is_read_is_read_again_at_the_next_reload() {
         let (root, folder) = folder();
-        let path = root.join("docs/a.txt");
+        let path = root.0.join("docs/a.txt");
         let file = files::open(&path).expect("the file");
         fs::write(&path, "Longer than it was when it was opened.").expect("a file");
         assert_eq!(
@@ -484,19 +488,18 @@ mod tests {
             Ok("Longer than it was when it was opened."),
             "whatever it has is read"
         );
-        let mut before = State::default();
+        let mut before = Fingerprint::default();
         before.add(&path, &fs::metadata(&path).expect("the file"));
         fs::write(&path, "It has changed after that.").expect("a file");
-        let mut after = State::default();
+        let mut after = Fingerprint::default();
         after.add(&path, &fs::metadata(&path).expect("the file"));
         assert_ne!(before.0, after.0, "so the next look finds a change");
         folder.update().expect("an index");
-        fs::remove_dir_all(root).expect("it goes");
     }
 
     #[test]
     fn few_queries_run_at_once_and_the_others_wait_until_their_deadline() {
-        let (root, folder) = folder();
+        let (_root, folder) = folder();
         let folder = Folder {
             timeout: Duration::from_millis(20),
             ..folder
@@ -507,6 +510,5 @@ mod tests {
         assert_eq!(cause(), FailureCause::Timeout);
         drop(running);
         assert_eq!(cause(), FailureCause::Index);
-        fs::remove_dir_all(root).expect("it goes");
     }
 }

@@ -77,21 +77,21 @@ impl Index {
                 "it is not an index of this version".into(),
             ));
         }
-        let is_its = connection
+        let is_of_folder = connection
             .prepare("SELECT 1 FROM folder WHERE path = ?")?
             .exists([folder.as_os_str().as_bytes()])?;
-        match is_its {
+        match is_of_folder {
             true => Ok(Self(connection)),
             false => Err(IndexError::Missing),
         }
     }
 
     /// The hash over the folder that it was built from.
-    pub fn state(&self) -> Result<[u8; 32], IndexError> {
-        let state = self
+    pub fn fingerprint(&self) -> Result<[u8; 32], IndexError> {
+        let fingerprint = self
             .0
-            .query_row("SELECT state FROM folder", [], |row| row.get(0));
-        Ok(state?)
+            .query_row("SELECT fingerprint FROM folder", [], |row| row.get(0));
+        Ok(fingerprint?)
     }
 
     /// Returns the passages that are about the words, the best first: of what the words weigh

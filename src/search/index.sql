@@ -1,9 +1,9 @@
 -- The index of a folder, version 2. It is built once, and never changes after that.
 
 CREATE TABLE folder (
-    path     BLOB    NOT NULL,
-    state    BLOB    NOT NULL,    -- a hash over the paths, sizes and times of all files, as they were
-    passages INTEGER NOT NULL     -- the number of all passages
+    path        BLOB    NOT NULL,
+    fingerprint BLOB    NOT NULL, -- a hash over the paths, sizes and times of all files, as they were
+    passages    INTEGER NOT NULL  -- the number of all passages
 ) STRICT;
 
 CREATE VIRTUAL TABLE passages USING fts5 (

@@ -633,19 +633,21 @@ fn a_folder_is_searched_and_a_reload_finds_what_has_changed() {
     server.post(&key, &chat(QUESTION)).is_completion();
     let prompt = contents(&runtime, 0).swap_remove(0);
     assert!(
-        prompt.contains("Title: Lights: Velna lighthouse (lights.html)\n> It is 47 metres high."),
+        prompt.contains(
+            "Title: Lights: Velna lighthouse (docs/lights.html)\n> It is 47 metres high."
+        ),
         "{prompt}"
     );
     let found = server.stdout_of(&["search", "query", "which", "ferry", "goes", "to", "orsk"]);
     assert!(
         found.starts_with(
-            "[1] Harbour: Ferry (deep/harbour.md)\nThe ferry to Orsk is the Mirabel.\n"
+            "[1] Harbour: Ferry (docs/deep/harbour.md)\nThe ferry to Orsk is the Mirabel.\n"
         ),
         "{found}"
     );
     let json = server.stdout_of(&["search", "query", "--json", "Quadratkilometern"]);
     let json: Value = serde_json::from_str(&json).expect("JSON");
-    assert_eq!(json[0]["source"], "notes.txt", "{json}");
+    assert_eq!(json[0]["source"], "docs/notes.txt", "{json}");
     assert_eq!(server.stdout_of(&["search", "query", "telephone"]), "");
     for wrong in [
         &["search"][..],
@@ -665,7 +667,7 @@ fn a_folder_is_searched_and_a_reload_finds_what_has_changed() {
     is_indexed(&server, 2);
     server.post(&key, &chat(QUESTION)).is_completion();
     let prompt = contents(&runtime, 1).swap_remove(0);
-    assert!(prompt.contains("(lights.md)"), "{prompt}");
+    assert!(prompt.contains("(docs/lights.md)"), "{prompt}");
     assert!(!server.folder.path("adriaticum-search.db.new").exists());
 }
 
@@ -761,7 +763,8 @@ fn the_right_passage_is_among_the_first_four() {
         let is_right = |passage: &Value| {
             let text = passage["text"].as_str().expect("a text");
             let has = |fact: &Value| text.contains(fact.as_str().expect("a fact"));
-            passage["source"] == asked["document"] && facts.iter().any(has)
+            let document = asked["document"].as_str().unwrap_or_default();
+            passage["source"] == format!("documents/{document}") && facts.iter().any(has)
         };
         match (facts.is_empty(), found.iter().any(is_right)) {
             (true, _) if found.is_empty() => refused += 1,

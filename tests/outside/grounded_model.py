@@ -22,7 +22,7 @@ ASKED = json.loads((ROOT / "tests/grounding/questions.json").read_text())
 QUESTIONS = {asked["question"]: asked["facts"] for asked in ASKED if asked.get("model")}
 UNANSWERED = [asked["question"] for asked in ASKED if not asked["facts"]]
 
-LEAST_WITH = 7
+LEAST_WITH = 8
 MOST_WITHOUT = 1
 MOST_GROUNDED = 4
 
