@@ -69,7 +69,7 @@ pub fn check_all(config: &Config, all_pages: bool, mut each: impl FnMut(Finding)
     let store = store.and_then(|store| store.refuse_if_moved(&config.database).map(|()| store));
     each(clock(store.as_ref().ok()));
     each(match &store {
-        Ok(store) => database(config, store.check(all_pages), all_pages),
+        Ok(store) => database(config, store, all_pages),
         Err(problem) => Finding::fail("database", store_failed(config, problem.clone()).text),
     });
     let reachable = addresses::reachable_address(config, store.as_ref().ok());
@@ -222,13 +222,19 @@ fn clock_is_off(ahead: f64) -> Option<String> {
     })
 }
 
-fn database(config: &Config, checked: Result<()>, all_pages: bool) -> Finding {
+fn database(config: &Config, store: &Store, all_pages: bool) -> Finding {
     let name = config.database_name();
+    if let Err(problem) = store.check(false) {
+        return health::ledger_fails(&name, &problem);
+    }
+    // A row can be written all the same.
+    if all_pages && let Err(problem) = store.check(true) {
+        return Finding::fail("database", format!("{name}: {problem}"));
+    }
     let sound = if all_pages { "sound and " } else { "" };
-    match (checked, config.database.file()) {
-        (Err(problem), _) => health::ledger_fails(&name, &problem),
-        (Ok(()), Some(path)) => with_free_space(path, format!("{name}: {sound}writable")),
-        (Ok(()), None) => Finding::ok("database", format!("{name}: writable")),
+    match config.database.file() {
+        Some(path) => with_free_space(path, format!("{name}: {sound}writable")),
+        None => Finding::ok("database", format!("{name}: writable")),
     }
 }
 
