@@ -17,7 +17,7 @@ CARGO_HOME ?= $(HOME)/.cargo
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || date -r Cargo.toml +%s)
 export SOURCE_DATE_EPOCH
 REMAP := --remap-path-prefix=$(CURDIR)=. --remap-path-prefix=$(CARGO_HOME)=cargo
-# Programs print it: that of Cargo.toml, and the commit. Only the builds have it, for to the program it would be an unknown setting.
+# The version of Cargo.toml, and the commit. Only builds get it: the program would warn of an unknown variable.
 ADRIATICUM_VERSION ?= $(shell sh packaging/version)
 # Without SOURCE_DATE_EPOCH, which would make some build scripts run again after every commit.
 FOR_BUILDS := env -u SOURCE_DATE_EPOCH ADRIATICUM_VERSION=$(ADRIATICUM_VERSION)

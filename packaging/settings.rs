@@ -159,7 +159,7 @@ Only one \fBserve\fR can use a SQLite file. Any number can use a PostgreSQL data
 (\fBgateway\fR).
 Transaction poolers such as PgBouncer are not supported.
 .PP
-The index of documents for Search is always a file on each gateway: beside the SQLite file, or with PostgreSQL
+The index of a folder (\fBsearch.url\fR) is always a file on each gateway: beside the SQLite file, or with PostgreSQL
 \fIadriaticum\-search.db\fR in the current folder, which is \fI/var/lib/adriaticum\fR for the systemd service.
 .SH EXAMPLE
 .nf

@@ -135,7 +135,7 @@ fn wait(wake: &mut UnixStream, until: Option<Instant>) {
 }
 
 /// Reloads the settings that can change while the service runs. An invalid configuration changes
-/// nothing. The log says again what is wrong: whoever reloads reads it.
+/// nothing. The log says again what is wrong, because the person who reloads reads it.
 fn reload(parts: &ServiceParts, said: &Mutex<HealthLog>) {
     let now = NotifyState::monotonic_usec_now();
     let now = now.expect("the system should have a monotonic clock");

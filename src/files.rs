@@ -78,7 +78,7 @@ pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use std::fs;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
@@ -86,10 +86,11 @@ mod tests {
 
     use super::*;
 
-    struct Folder(PathBuf);
+    /// A folder that goes when it is dropped.
+    pub struct Folder(pub PathBuf);
 
     impl Folder {
-        fn new() -> Self {
+        pub fn new() -> Self {
             let path = std::env::temp_dir()
                 .join(format!("adriaticum-{}", crate::secret::secret_hex::<8>()));
             fs::create_dir(&path).expect("the folder for temporary files should take one");

@@ -71,6 +71,5 @@ mod rate_limiter;
 mod report;
 pub mod secret;
 mod text;
-mod thread_pool;
 mod time_zone;
 mod when;

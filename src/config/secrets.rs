@@ -178,19 +178,11 @@ mod tests {
 
     use super::*;
     use crate::config::Config;
+    use crate::files::tests::Folder;
 
     const POSTGRES: &str = "postgresql://user@db.test/";
 
-    struct Folder(PathBuf);
-
     impl Folder {
-        fn new() -> Self {
-            let path = std::env::temp_dir()
-                .join(format!("adriaticum-{}", crate::secret::secret_hex::<8>()));
-            fs::create_dir(&path).expect("the folder for temporary files should take one");
-            Self(path)
-        }
-
         fn write(&self, name: &str, text: &str) -> String {
             let path = self.0.join(name);
             fs::write(&path, text).expect("a file");
@@ -212,12 +204,6 @@ mod tests {
             };
             let secrets = [password, config.runtime.api_key, config.database_password];
             Ok(secrets.map(|it| it.map_or("none".into(), |it| it.expose().to_owned())))
-        }
-    }
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            fs::remove_dir_all(&self.0).expect("it should go");
         }
     }
 

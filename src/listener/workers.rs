@@ -3,7 +3,8 @@
 
 use std::io;
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::thread;
 
 use threadpool::ThreadPool;
 
@@ -11,7 +12,7 @@ use super::connection::Outgoing;
 use super::dispatcher::{Area, Completed, Outcome};
 use super::{ListenerState, PendingRequest};
 use crate::http::Response;
-use crate::thread_pool;
+use crate::mutex::lock;
 
 /// How much the console's threads give way to others, as nice(2) counts it. Without it, constant use
 /// of the console costs the API a third of its rate (`make bench-console`).
@@ -30,7 +31,7 @@ pub(super) fn start(state: &Arc<ListenerState>) -> io::Result<Vec<ThreadPool>> {
             }),
         };
         let threads = state.dispatcher.threads(area);
-        let pool = thread_pool::start(name, threads)?;
+        let pool = start_pool(name, threads)?;
         for _ in 0..threads {
             let state = Arc::clone(state);
             pool.execute(move || run(&state));
@@ -39,6 +40,24 @@ pub(super) fn start(state: &Arc<ListenerState>) -> io::Result<Vec<ThreadPool>> {
     };
     let pools: io::Result<_> = Area::ALL.into_iter().map(start).collect();
     pools.inspect_err(|_| state.dispatcher.close())
+}
+
+/// Starts the threads of an area. Fails if the system does not allow so many: the crate would panic,
+/// so as many threads of our own are started first, all at once, and end again.
+fn start_pool(name: &str, count: usize) -> io::Result<ThreadPool> {
+    let gate = Mutex::new(());
+    thread::scope(|scope| {
+        let closed = lock(&gate);
+        let start = |_| thread::Builder::new().spawn_scoped(scope, || drop(lock(&gate)));
+        let threads: io::Result<Vec<_>> = (0..count).map(start).collect();
+        drop(closed);
+        for thread in threads? {
+            // The scope alone would not wait until the system has removed the thread.
+            let _ = thread.join();
+        }
+        Ok::<_, io::Error>(())
+    })?;
+    Ok(ThreadPool::with_name(name.to_owned(), count))
 }
 
 /// Takes request after request from its first step to its response.
