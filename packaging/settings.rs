@@ -1,7 +1,7 @@
 //! The sample file, the manual page and the table of the documentation, made from the table of the
 //! settings.
 
-use adriaticum::config::reference::Accepted::{AnyText, Lines, List, Number, OneOf, Text};
+use adriaticum::config::reference::Accepted::{AnyText, Lines, List, Members, Number, OneOf, Text};
 use adriaticum::config::reference::DefaultValue::{Computed, Implied, Value};
 use adriaticum::config::reference::{SETTINGS, Setting};
 
@@ -193,6 +193,7 @@ fn separator(setting: &Setting) -> &'static str {
     match setting.accepted {
         List(_) => ", comma separated",
         Lines(_) => ", one per line",
+        Members(_) => ", a JSON object",
         _ => "",
     }
 }
@@ -200,6 +201,7 @@ fn separator(setting: &Setting) -> &'static str {
 fn toml(setting: &Setting, text: &str) -> String {
     match setting.accepted {
         Number(..) => text.into(),
+        Members(_) => "{}".into(),
         OneOf(_) | Text(_) | AnyText(_) => format!("{text:?}"),
         List(_) | Lines(_) => {
             format!(
@@ -291,7 +293,13 @@ mod tests {
         // default limit depends on the host.
         assert_eq!(
             defaults.differences(&read(&everything)),
-            ["database", "time_zone", "console_host", "buffer_limit"]
+            [
+                "database",
+                "time_zone",
+                "console_host",
+                "buffer_limit",
+                "runtime.parameters"
+            ]
         );
     }
 }

@@ -50,18 +50,17 @@ impl ServiceParts {
     /// Reads the facts, without waiting for anything.
     pub fn health(&self) -> Health {
         let (ledger, grounding) = (&self.store.ledger, self.grounding.as_ref());
+        let runtimes = self.runtimes.as_ref();
         let certificate = self.acceptor.as_ref().map(|all| all.certificate());
         Health {
             database: self.config.database_name(),
             ledger: ledger.outage(),
             wal: self.store.wal_figures(),
             retention: ledger.retention_trouble(),
-            runtimes: self
-                .runtimes
-                .as_ref()
-                .map_or_else(Vec::new, |all| all.status()),
+            runtimes: runtimes.map_or_else(Vec::new, |all| all.status()),
             search: grounding.and_then(|grounding| grounding.last_failure()),
             index: grounding.and_then(|grounding| grounding.index_trouble()),
+            requests_wait: runtimes.is_some_and(|all| all.have_waiting()),
             load: self.listener.snapshot(),
             certificate: certificate.and_then(|certificate| certificate.validity()),
         }
@@ -79,6 +78,8 @@ pub struct Health {
     /// The reason why retention removes nothing, though it should.
     pub retention: Option<String>,
     pub runtimes: Vec<RuntimeStatus>,
+    /// Requests wait for a runtime to answer again.
+    pub requests_wait: bool,
     /// The reason why the last search failed.
     pub search: Option<String>,
     /// The reason why the index of a folder is not up to date.
@@ -127,8 +128,8 @@ impl Health {
         if self.runtimes.is_empty() {
             findings.push(no_runtime());
         }
-        let failing = self.runtimes.iter().filter(|runtime| runtime.is_failing);
-        findings.extend(failing.map(runtime_fails));
+        let runtimes = self.runtimes.iter();
+        findings.extend(runtimes.filter_map(|runtime| runtime_fails(runtime, self.requests_wait)));
         findings.extend(self.search.as_deref().map(search_fails));
         let certificate = self.certificate.map(|dates| judge(dates, when::now()));
         findings.extend(certificate.filter(|finding| finding.status != Status::Ok));
@@ -234,12 +235,22 @@ pub fn no_runtime() -> Finding {
     Finding::fail("runtime", message)
 }
 
-fn runtime_fails(runtime: &RuntimeStatus) -> Finding {
-    let (_, error) = runtime.last_error.as_ref().expect("it has failed");
-    Finding {
+/// While requests wait, none of the runtimes has run them.
+fn runtime_fails(runtime: &RuntimeStatus, requests_wait: bool) -> Option<Finding> {
+    let status = match runtime.is_failing {
+        true => Status::Fail,
+        false if requests_wait => Status::Warn,
+        false => return None,
+    };
+    let (_, error) = runtime.last_error.as_ref()?;
+    let wait = match requests_wait {
+        true => ". Requests wait for it (runtime.wait)",
+        false => "",
+    };
+    Some(Finding {
         runtime: Some(runtime.url.clone()),
-        ..Finding::fail("runtime", format!("{}: {error}", runtime.url))
-    }
+        ..Finding::new("runtime", status, format!("{}: {error}{wait}", runtime.url))
+    })
 }
 
 pub fn search_fails(error: &str) -> Finding {
@@ -370,6 +381,7 @@ pub mod tests {
                     url: "http://a/v1".into(),
                     ..RuntimeStatus::default()
                 }],
+                requests_wait: false,
                 search: None,
                 index: None,
                 load: Snapshot {
@@ -500,10 +512,28 @@ pub mod tests {
         }
     }
 
+    /// One that is not failing yet is named only while requests wait for it.
+    #[test]
+    fn a_runtime_that_requests_wait_for_is_named() {
+        let mut runtime = RuntimeStatus {
+            is_failing: false,
+            ..failing("http://a/v1")
+        };
+        assert!(runtime_fails(&runtime, false).is_none());
+        let message = "http://a/v1: it is \u{1b}red. Requests wait for it (runtime.wait)";
+        for status in [Status::Warn, Status::Fail] {
+            let finding = runtime_fails(&runtime, true).expect("it has failed");
+            assert_eq!((finding.status, &*finding.message), (status, message));
+            runtime.is_failing = true;
+        }
+        runtime.last_error = None;
+        assert!(runtime_fails(&runtime, true).is_none());
+    }
+
     #[test]
     fn the_log_says_a_change_once() {
         let (mut log, start) = (HealthLog::default(), Instant::now());
-        let down = |url: &str| runtime_fails(&failing(url));
+        let down = |url: &str| runtime_fails(&failing(url), false).expect("it fails");
         let (a, b) = (down("http://a/v1"), down("http://b/v1"));
         let mut lines = |seconds: u64, findings: &[&Finding]| -> Vec<String> {
             let findings: Vec<Finding> = findings.iter().map(|&it| it.clone()).collect();

@@ -14,6 +14,7 @@ use std::{env, fs, io, path};
 use log::LevelFilter;
 use regex_lite::Regex;
 use rustls::pki_types::CertificateDer;
+use serde_json::{Map, Value};
 
 use reference::SETTINGS;
 use secrets::Secrets;
@@ -97,6 +98,10 @@ pub struct RuntimeConfig {
     pub ca: Option<Vec<CertificateDer<'static>>>,
     /// For all runtime calls of one request together.
     pub timeout: Duration,
+    /// Members that are added to every call.
+    pub parameters: Map<String, Value>,
+    /// How long after the runtimes stopped answering requests wait for one.
+    pub wait: Duration,
 }
 
 #[derive(Clone, Debug)]
@@ -308,6 +313,10 @@ fn runtime(settings: &mut Settings, secrets: &mut Secrets) -> RuntimeConfig {
         api_key: secrets.runtime_key(settings),
         ca: settings.read_with("runtime.ca", values::certificates),
         timeout: settings.seconds("runtime.timeout"),
+        parameters: settings
+            .optional("runtime.parameters", values::parameters)
+            .unwrap_or_default(),
+        wait: settings.seconds("runtime.wait"),
     };
     let ca = config
         .ca
@@ -669,7 +678,7 @@ mod tests {
             "database = 'postgresql://u@db.test/'\ndatabase_password_file = '/proc/self/comm'\ntime_zone = 'Europe/Zagreb'\ngateway = 'g'\nlisten = 'unix:a'\n\
              socket_mode = '0600'\napi_hosts = 'a.test'\nconsole_host = ''\ntrusted_proxies = 'unix'\nworkers = 1\nqueue = 1\n\
              max_connections = 1\nbuffer_limit = 1048576\ncompatibility = 'openai'\nlog_level = 'debug'\ntls.cert = 'c'\n\
-             tls.key = 'k'\n[runtime]\nurl = 'http://a/v1'\nmodel = 'm'\napi_key = 'k'\ntimeout = 1\n[search]\nurl = 'folder:x'\n\
+             tls.key = 'k'\n[runtime]\nurl = 'http://a/v1'\nmodel = 'm'\napi_key = 'k'\ntimeout = 1\nwait = 1\n[runtime.parameters]\na = 1\n[search]\nurl = 'folder:x'\n\
              grounding = 'match'\nmatch = 'a'\ntimeout = 1\nresults = 1\n[usage]\nretention_days = 1",
         );
         // The content of these files counts: there is none of a CA here, and the key is in the setting.

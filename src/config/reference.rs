@@ -5,7 +5,7 @@
 
 use std::ops::RangeInclusive;
 
-use Accepted::{AnyText, Lines, List, Number, OneOf, Text};
+use Accepted::{AnyText, Lines, List, Members, Number, OneOf, Text};
 use DefaultValue::{Computed, Implied, Value};
 
 /// The name of every variable begins with it.
@@ -48,6 +48,8 @@ pub enum Accepted {
     List(&'static str),
     /// or by the ends of lines.
     Lines(&'static str),
+    /// A table in the file, a JSON object in a variable.
+    Members(&'static str),
 }
 
 const fn setting(
@@ -69,7 +71,7 @@ const fn setting(
 }
 
 #[rustfmt::skip]
-pub static SETTINGS: [Setting; 29] = [
+pub static SETTINGS: [Setting; 31] = [
     setting("database", Value("adriaticum.db"), Text("the path of a SQLite file, or a postgresql:// URI"),
         "Keys and ledger: one SQLite file, or a PostgreSQL database (tested with version 15).",
         "A relative path begins in the current folder. A URI may name several hosts: \
@@ -115,8 +117,8 @@ pub static SETTINGS: [Setting; 29] = [
         "Bytes that are buffered for all requests together.",
         "The memory limit is the host's memory, or the limit of the service's control group if it is lower."),
     setting("compatibility", Value("strict"), OneOf(&["strict", "openai"]),
-        "`openai` also accepts parameters that do not change the result, such as `\"stream\": false`.",
-        "`strict` refuses every parameter that the specification does not have."),
+        "`openai` serves chat interfaces and agent libraries: streams, the list of models, parameters that do not change the result.",
+        "`strict` refuses every parameter that the specification does not have. With `openai`, an answer that is to be streamed comes as a whole, once its row is written."),
     setting("log_level", Value("info"), OneOf(&["error", "warn", "info", "debug", "trace"]),
         "The least important messages that are logged.", "").reloaded(),
     setting("tls.cert", Value(""), Text("a PEM file"),
@@ -138,6 +140,12 @@ pub static SETTINGS: [Setting; 29] = [
         "CA of an `https://` runtime, used instead of the system's CAs.", "The service's user must be able to read it."),
     setting("runtime.timeout", Value("120"), Number(1..=86_400, "seconds"),
         "Seconds for all runtime calls of one request together.", "The unit's `TimeoutStopSec` must be longer."),
+    setting("runtime.parameters", Value(""), Members("a table of members for every call, without model, messages, temperature, max_tokens and stream"),
+        "Members that are added to every call to the runtime, such as `chat_template_kwargs = { enable_thinking = false }`.",
+        "The variable has a JSON object."),
+    setting("runtime.wait", Value("10"), Number(0..=600, "seconds"),
+        "Seconds after the runtimes stopped answering in which requests wait for one, as while one restarts.",
+        "The wait is part of `runtime.timeout`."),
     setting("search.url", Value(""), Text("folder:PATH, or the address of a SearXNG instance, such as http://127.0.0.1:8888"),
         "SearXNG instance, or a folder whose text, Markdown and HTML files are indexed at the start and at a reload.", ""),
     setting("search.grounding", Value("off"), OneOf(&["off", "always", "match"]),
@@ -205,7 +213,9 @@ impl Setting {
                 )
             }
             OneOf(words) => format!("one of {}", words.join(", ")),
-            Text(phrase) | AnyText(phrase) | List(phrase) | Lines(phrase) => (*phrase).into(),
+            Text(phrase) | AnyText(phrase) | List(phrase) | Lines(phrase) | Members(phrase) => {
+                (*phrase).into()
+            }
         }
     }
 

@@ -11,7 +11,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use toml::de::{DeTable, DeValue, Error as TomlError};
+use serde::Deserialize;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue, Error as TomlError, ValueDeserializer};
 
 use super::reference::{self, Accepted, DefaultValue, PREFIX, SETTINGS, Setting, texts_of};
 use crate::database::{Problem, ProblemKind, Result};
@@ -94,11 +96,17 @@ impl RawSetting {
                 let texts: Option<Vec<&str>> = texts.collect();
                 texts.map(|texts| texts_of(texts.into_iter()))
             }
+            (DeValue::Table(_), Accepted::Members(_)) => {
+                let value = ValueDeserializer::from(Spanned::new(0..0, value.clone()));
+                let json = serde_json::Value::deserialize(value).ok();
+                json.map(|json| vec![json.to_string()])
+            }
+            (_, Accepted::Members(_)) => None,
             _ => value.as_str().map(|text| setting.split(text)),
         };
         let accepted = setting.accepted();
         let misfit = match setting.accepted {
-            Accepted::Number(..) => accepted,
+            Accepted::Number(..) | Accepted::Members(_) => accepted,
             Accepted::List(_) | Accepted::Lines(_) => {
                 format!("a text in quotation marks, or an array of them: {accepted}")
             }
@@ -115,7 +123,11 @@ impl RawSetting {
 
     /// An empty text of most settings means that they are not set.
     fn is_empty(&self) -> bool {
-        matches!(self.setting.accepted, Accepted::Text(_)) && self.texts == [""]
+        let is_one_text = matches!(
+            self.setting.accepted,
+            Accepted::Text(_) | Accepted::Members(_)
+        );
+        is_one_text && self.texts == [""]
     }
 
     pub fn is_default(&self) -> bool {

@@ -7,6 +7,7 @@ use std::path::Path;
 use regex_lite::Regex;
 use rustix::system::{sysinfo, uname};
 use rustls::pki_types::CertificateDer;
+use serde_json::{Map, Value};
 use ureq::http::Uri;
 use ureq::http::uri::Authority;
 
@@ -22,6 +23,9 @@ use crate::listener::Address;
 const MAX_ADDRESS: usize = 2_000;
 
 const MIB: u64 = 1024 * 1024;
+
+/// The members of a call to a runtime that the service sets itself.
+const CALL_MEMBERS: [&str; 5] = ["model", "messages", "temperature", "max_tokens", "stream"];
 
 pub fn listen(text: &str) -> Option<Address> {
     match text.split_once(':') {
@@ -65,6 +69,13 @@ pub fn host_name() -> String {
 /// Takes the base address of a runtime. Every call adds the rest of its path to `/v1`.
 pub fn runtime_url(url: &str) -> Option<String> {
     base_address(url).filter(|url| url.ends_with("/v1"))
+}
+
+/// Takes a JSON object without the members that the service sets itself.
+pub fn parameters(text: &str) -> Option<Map<String, Value>> {
+    let members: Map<String, Value> = serde_json::from_str(text).ok()?;
+    let has_ours = CALL_MEMBERS.iter().any(|name| members.contains_key(*name));
+    (!has_ours).then_some(members)
 }
 
 pub fn search_backend(text: &str) -> Option<SearchBackend> {

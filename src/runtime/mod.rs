@@ -9,10 +9,12 @@ mod record;
 mod wire;
 
 use std::borrow::Cow;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use serde_json::{Map, Value};
 use ureq::http::Uri;
 
 pub use self::error::RuntimeError;
@@ -34,6 +36,9 @@ const ANSWER_LIMITS: (usize, usize) = (128 * 1024, 1024 * 1024);
 
 /// The longest time of a probe. A runtime whose slots are all in use lets it wait.
 const PROBE_TIME: Duration = Duration::from_secs(30);
+
+/// The pause before the runtimes are asked again.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// With less time, a runtime would only be noted as failed: no model answers as fast.
 const LEAST_TIME: Duration = Duration::from_millis(50);
@@ -62,7 +67,11 @@ pub struct Runtimes {
     records: Mutex<Vec<RuntimeRecord>>,
     model: String,
     authorization: Option<String>,
+    parameters: Map<String, Value>,
     timeout: Duration,
+    wait: Duration,
+    /// The requests that wait for a runtime to answer again.
+    waiting: AtomicUsize,
     answer_limit: u64,
 }
 
@@ -112,7 +121,10 @@ impl Runtimes {
             ),
             model: config.model.clone(),
             authorization: authorization(config),
+            parameters: config.parameters.clone(),
             timeout: config.timeout,
+            wait: config.wait,
+            waiting: AtomicUsize::new(0),
             answer_limit: worker_share.clamp(ANSWER_LIMITS.0, ANSWER_LIMITS.1) as u64,
         })
     }
@@ -120,10 +132,10 @@ impl Runtimes {
     /// Runs a completion on the least busy runtime that works and accepts it, within the rest of
     /// the request's time, and adds its cost.
     pub fn complete(&self, chat: &Chat, cost: &mut RequestCost) -> CallResult {
-        let body = chat.to_json(&self.model);
+        let body = chat.to_json(&self.model, &self.parameters);
         let started = Instant::now();
         let deadline = started + self.timeout.saturating_sub(cost.time.unwrap_or_default());
-        let result = self.ask_in_turn(&body, deadline, &cost.cancellation);
+        let result = self.ask_until_answered(&body, deadline, &cost.cancellation);
         *cost.time.get_or_insert_default() += started.elapsed();
         let measured = match &result {
             Ok(generated) => Some(generated.tokens),
@@ -181,13 +193,49 @@ impl Runtimes {
             temperature: 0.0,
             max_tokens: 1,
         };
-        let body = chat.to_json(&self.model);
+        let body = chat.to_json(&self.model, &self.parameters);
         self.ask(
             place,
             &body,
             Instant::now() + time,
             &Cancellation::default(),
         )
+    }
+
+    /// Returns whether requests wait for a runtime to answer again.
+    pub fn have_waiting(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
+    }
+
+    /// Asks the runtimes in turn. If none has run the request, and they have stopped answering only
+    /// lately, they are asked again each second: one that restarts is not yet worth an error.
+    fn ask_until_answered(
+        &self,
+        body: &[u8],
+        deadline: Instant,
+        cancellation: &Cancellation,
+    ) -> CallResult {
+        let mut result = self.ask_in_turn(body, deadline, cancellation);
+        if self.is_worth_a_wait(&result, deadline) {
+            self.waiting.fetch_add(1, Ordering::Relaxed);
+            while self.is_worth_a_wait(&result, deadline) {
+                thread::sleep(RETRY_PAUSE);
+                result = self.ask_in_turn(body, deadline, cancellation);
+            }
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
+        result
+    }
+
+    /// Returns true if no runtime has run the request, there is time for another try, and the last of
+    /// them stopped answering less than `runtime.wait` before it.
+    fn is_worth_a_wait(&self, result: &CallResult, deadline: Instant) -> bool {
+        let next = Instant::now() + RETRY_PAUSE;
+        let is_refusal = matches!(result, Err((_, error)) if error.is_refusal());
+        let records = lock(&self.records);
+        let stopped = records.iter().filter_map(|record| record.stopped).max();
+        let is_recent = stopped.is_some_and(|time| next < time + self.wait);
+        is_refusal && is_recent && next + LEAST_TIME < deadline
     }
 
     fn ask_in_turn(
@@ -272,6 +320,8 @@ mod tests {
             model: "m".into(),
             api_key: None,
             timeout,
+            parameters: Map::new(),
+            wait: Duration::ZERO,
             ca: None,
         };
         Runtimes::new(&config, 0).expect("there are three")

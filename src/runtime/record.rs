@@ -41,8 +41,9 @@ pub struct RuntimeStatus {
 #[derive(Default)]
 pub(super) struct RuntimeRecord {
     pub status: RuntimeStatus,
-    /// The calls and probes in a row that ended without an answer.
+    /// The calls and probes in a row that ended without an answer, and when the first of them did.
     unanswered: u32,
+    pub stopped: Option<Instant>,
     answer_times: VecDeque<Duration>,
     /// `None` if it was never probed and has not failed.
     next_probe: Option<Instant>,
@@ -138,6 +139,7 @@ impl RuntimeRecord {
 
     fn note_failure(&mut self, now: Instant, error: &RuntimeError) {
         if self.unanswered == 0 {
+            self.stopped = Some(now);
             self.next_probe = Some(now + PROBE_INTERVAL);
         }
         self.unanswered = self.unanswered.saturating_add(1);

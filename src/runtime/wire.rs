@@ -7,6 +7,7 @@ use std::io::{self, Write};
 use serde::de::{IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 
 use super::error::RuntimeError;
 use crate::ledger::Tokens;
@@ -63,16 +64,19 @@ struct CompletionRequest<'a> {
     #[serde(flatten)]
     chat: &'a Chat<'a>,
     stream: bool,
+    #[serde(flatten)]
+    parameters: &'a Map<String, Value>,
 }
 
 impl Chat<'_> {
     /// The JSON of a request. Its size is counted first: a buffer that grows as it is written takes
     /// up to three times as much, and a body may have 256 KiB in every worker.
-    pub(super) fn to_json(&self, model: &str) -> Vec<u8> {
+    pub(super) fn to_json(&self, model: &str, parameters: &Map<String, Value>) -> Vec<u8> {
         let request = CompletionRequest {
             model,
             chat: self,
             stream: false,
+            parameters,
         };
         let mut size = ByteCount(0);
         serde_json::to_writer(&mut size, &request).expect("a chat should have its JSON");
@@ -288,7 +292,7 @@ mod tests {
             temperature: 0.5,
             max_tokens: 9,
         };
-        let json = chat.to_json("m");
+        let json = chat.to_json("m", &Map::new());
         assert_eq!(json.capacity(), json.len());
         let read: serde_json::Value = serde_json::from_slice(&json).expect("JSON");
         assert_eq!(read["messages"][0]["content"], contents[0].as_str());

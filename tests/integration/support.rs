@@ -300,6 +300,8 @@ impl Server {
             ("ADRIATICUM_CONFIG".into(), config.display().to_string()),
             ("ADRIATICUM_LISTEN".into(), "127.0.0.1:0".into()),
             ("ADRIATICUM_API_HOSTS".into(), "api.test".into()),
+            // An error of a runtime comes at once.
+            ("ADRIATICUM_RUNTIME_WAIT".into(), "0".into()),
         ];
         #[cfg(feature = "test-postgres")]
         let database = PostgresServer::shared().database();

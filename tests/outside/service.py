@@ -88,8 +88,8 @@ class Runtime(http.server.ThreadingHTTPServer):
         def log_message(self, *_):
             """Keeps the output free for what a test reports."""
 
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), self.Handler)
+    def __init__(self, port=0):
+        super().__init__(("127.0.0.1", port), self.Handler)
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
         self.calls = []
         self.ended = []
@@ -150,6 +150,8 @@ class Service:
         no_settings.touch()
         if runtime:
             settings.setdefault("runtime_url", runtime.url)
+        # An error of a runtime comes at once.
+        settings.setdefault("runtime_wait", 0)
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("ADRIATICUM")}
         self.environment |= {
             # Without it, the configuration of an installed service would be read.
