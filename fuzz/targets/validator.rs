@@ -14,14 +14,26 @@ fuzz_target!(|body: &[u8]| {
         assert_eq!(failure.error.status(), 400);
         assert!(failure.message.chars().count() < 400, "{}", failure.message);
     }
-    let Ok(chat) = strict else {
+    if let Ok(asked) = &lenient {
+        assert!((1..=512).contains(&asked.chat.max_tokens));
+        let lengths = asked.chat.messages.iter().map(|message| message.content.chars().count());
+        assert!((1..=20).contains(&lengths.len()));
+        assert!(lengths.clone().all(|length| length <= 10_000) && lengths.sum::<usize>() <= 32_000);
+    }
+    let Ok(asked) = strict else {
         return;
     };
-    let lenient = lenient.expect("what is strictly good is good");
-    assert_eq!(format!("{chat:?}"), format!("{lenient:?}"));
-
+    assert!(asked.stream.is_none());
+    let chat = asked.chat;
     let json: Value = serde_json::from_slice(body).expect("what is accepted is JSON");
     let members = json.as_object().expect("an object");
+    let mut lenient = lenient.expect("what is strictly good is good").chat;
+    if !members.contains_key("max_tokens") {
+        assert_eq!(lenient.max_tokens, 512);
+        lenient.max_tokens = chat.max_tokens;
+    }
+    assert_eq!(format!("{chat:?}"), format!("{lenient:?}"));
+
     assert!(members.keys().all(|name| ["model", "messages", "temperature", "max_tokens"].contains(&name.as_str())));
     assert_eq!(json["model"], "adriaticum");
     let temperature = json.get("temperature").map_or(0.7, |value| value.as_f64().expect("a number"));

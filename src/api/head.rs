@@ -6,9 +6,17 @@ use crate::http::{Framing, MAX_BODY, Request, RequestHead};
 use crate::id::has_shape;
 use crate::secret::{SECRET_DIGITS, SECRET_PREFIX, SecretDigest};
 
+const MODELS: &str = "/v1/models";
+pub const MODEL_PATH: &str = "/v1/models/adriaticum";
+
 /// Runs the steps that need only the head, before any of the body is read. Returns the digest of the
 /// key, which may not exist.
-pub fn check(head: &RequestHead, api_hosts: &[String]) -> Result<SecretDigest, Failure> {
+/// With `lenient`, the models are served as well.
+pub fn check(
+    head: &RequestHead,
+    api_hosts: &[String],
+    lenient: bool,
+) -> Result<SecretDigest, Failure> {
     let is_ours = |host: &String| host.eq_ignore_ascii_case(head.host());
     if !api_hosts.iter().any(is_ours) {
         let message =
@@ -22,7 +30,9 @@ pub fn check(head: &RequestHead, api_hosts: &[String]) -> Result<SecretDigest, F
             ..not_found(FailureCause::Host, message)
         });
     }
-    if (head.method(), head.path()) != ("POST", "/v1/chat/completions") {
+    let is_completion = (head.method(), head.path()) == ("POST", "/v1/chat/completions");
+    let is_known = is_completion || lenient && asks_for_models(head);
+    if !is_known {
         let message = "Not found. The API has one operation: POST /v1/chat/completions.";
         return Err(not_found(FailureCause::Route, message));
     }
@@ -30,6 +40,12 @@ pub fn check(head: &RequestHead, api_hosts: &[String]) -> Result<SecretDigest, F
         Framing::Length(length) if length > MAX_BODY as u64 => Err(too_large()),
         _ => digest(head),
     }
+}
+
+/// Returns whether a request is for the list of models, or for the one model.
+pub fn asks_for_models(head: &RequestHead) -> bool {
+    let path = head.path();
+    head.method() == "GET" && (path == MODELS || path == MODEL_PATH)
 }
 
 /// Returns the body, if it is not too large.

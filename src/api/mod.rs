@@ -54,12 +54,19 @@ impl Service for Api {
     }
 
     fn admit(&self, client: &ClientInfo, head: &RequestHead) -> Result<Admission, Response> {
-        let digest = head::check(head, &self.hosts).map_err(|failure| {
+        let lenient = self.compatibility == Compatibility::OpenAi;
+        let digest = head::check(head, &self.hosts, lenient).map_err(|failure| {
             self.metrics.head_refused.add(1);
             self.refuse(client.peer, failure)
         })?;
+        // The models are the answer of the look-up: an interface asks for them at every page, and must
+        // not wait behind its own requests.
+        let area = match head::asks_for_models(head) {
+            true => Area::LookUp,
+            false => Area::Api,
+        };
         Ok(Admission {
-            area: Area::Api,
+            area,
             credential: Some(digest),
             lane: None,
             network: client.peer.map(ClientNetwork::from),
@@ -67,11 +74,18 @@ impl Service for Api {
     }
 
     fn look_up(&self, pending: &PendingRequest) -> Result<Lane, Response> {
+        let head = &pending.request.head;
+        let is_for_models = head::asks_for_models(head);
         let found = catch_panic(|| {
             head::body(&pending.request)?;
-            self.authenticate(pending, when::now())
+            let key = self.authenticate(pending, when::now())?;
+            if is_for_models {
+                key::check_permission(&key.terms.permissions)?;
+            }
+            Ok(key)
         });
         match found {
+            Ok(_) if is_for_models => Err(reply::models(head.path())),
             Ok(key) => Ok(Lane {
                 name: key.id,
                 limit: key.terms.concurrent,
@@ -100,6 +114,7 @@ impl Service for Api {
             record.secret = pending.admission.credential;
             record.row.key_id.clone_from(&key.id);
             record.row.key_name.clone_from(&key.name);
+            record.budget = key.terms.budget;
             let result =
                 catch_panic(|| self.complete(&pending.request.head, body, &key, &mut record));
             self.append(&mut record, result)
@@ -137,7 +152,9 @@ impl Api {
     ) -> Result<Generated, Failure> {
         key::check_permission(&key.terms.permissions)?;
         key::check_budget(key.terms.budget, record.row.created, &self.store.zone)?;
-        let mut chat = validation::read(head, body, self.compatibility)?;
+        let asked = validation::read(head, body, self.compatibility)?;
+        let mut chat = asked.chat;
+        record.stream = asked.stream;
         let runtimes = self.runtimes()?;
         if let Some(failure) = self.outage() {
             record.is_refused_by_outage = true;
@@ -229,9 +246,15 @@ impl Api {
         if !record.is_not_logged {
             record.log(failure);
         }
-        match &result {
-            Ok(generated) => reply::completion(&record.row, generated),
-            Err(failure) => reply::error(&record.row.request_id, failure),
+        let is_about_budget = failure.is_none_or(|it| it.cause == FailureCause::Budget);
+        let response = match (&result, record.stream) {
+            (Ok(generated), None) => reply::completion(&record.row, generated),
+            (Ok(generated), Some(options)) => reply::stream(&record.row, generated, options),
+            (Err(failure), _) => reply::error(&record.row.request_id, failure),
+        };
+        match record.budget.filter(|_| is_about_budget) {
+            Some(budget) => reply::with_budget(response, &budget, &record.row, &self.store.zone),
+            None => response,
         }
     }
 }

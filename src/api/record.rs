@@ -6,8 +6,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use log::Level;
 
+use super::validation::StreamOptions;
 use crate::error::{ApiError, Failure};
 use crate::id::RequestId;
+use crate::keys::Budget;
 use crate::ledger::LedgerRow;
 use crate::logging;
 use crate::runtime::RequestCost;
@@ -21,6 +23,10 @@ pub struct Record {
     pub client: Option<IpAddr>,
     /// The digest of the secret that a valid key had.
     pub secret: Option<SecretDigest>,
+    /// The key's budget, as its look-up found it.
+    pub budget: Option<Budget>,
+    /// The answer is sent as events.
+    pub stream: Option<StreamOptions>,
     /// The cost of the calls to the runtime.
     pub cost: RequestCost,
     /// The time of the write to the ledger.
@@ -50,6 +56,8 @@ impl Record {
             received,
             client,
             secret: None,
+            budget: None,
+            stream: None,
             cost: RequestCost::default(),
             ledger_time: None,
             is_abandoned: false,

@@ -37,7 +37,7 @@ const MAX_NAME: usize = 64;
 const MAX_UNKNOWN_NAMES: usize = 4;
 
 /// The members that a refusal names in the log: those of the API, and those that
-/// `compatibility = "openai"` adds.
+/// `compatibility = "openai"` adds, besides `HARMLESS`.
 const REQUEST_MEMBERS: [&str; 7] = [
     "model",
     "messages",
@@ -47,14 +47,47 @@ const REQUEST_MEMBERS: [&str; 7] = [
     "stream",
     "n",
 ];
+const OPENAI_MEMBERS: [&str; 2] = ["stream_options", "tools"];
 const MESSAGE_MEMBERS: [&str; 2] = ["role", "content"];
+
+/// The members that `compatibility = "openai"` accepts as well, with the values that change nothing;
+/// none means any value. Null, `[]` and `{}` ask for nothing, whatever the member.
+const HARMLESS: [(&str, &[&str]); 14] = [
+    ("n", &["1"]),
+    ("top_p", &["1"]),
+    ("presence_penalty", &["0"]),
+    ("frequency_penalty", &["0"]),
+    ("logprobs", &["false"]),
+    ("store", &["false"]),
+    ("tool_choice", &["\"none\"", "\"auto\""]),
+    ("response_format", &["{\"type\":\"text\"}"]),
+    ("service_tier", &["\"auto\""]),
+    ("parallel_tool_calls", &[]),
+    ("user", &[]),
+    ("metadata", &[]),
+    ("safety_identifier", &[]),
+    ("prompt_cache_key", &[]),
+];
+
+/// What a request asks for.
+#[derive(Debug)]
+pub struct Asked<'a> {
+    pub chat: Chat<'a>,
+    /// The answer as server-sent events; `None` for one as JSON.
+    pub stream: Option<StreamOptions>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StreamOptions {
+    pub include_usage: bool,
+}
 
 /// Reads a body whose `Content-Type` is JSON.
 pub fn read<'a>(
     head: &RequestHead,
     body: &'a [u8],
     compatibility: Compatibility,
-) -> Result<Chat<'a>, Failure> {
+) -> Result<Asked<'a>, Failure> {
     check_content_type(head)?;
     parse(body, compatibility)
 }
@@ -78,40 +111,42 @@ fn check_content_type(head: &RequestHead) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Reads the chat of a body, or says what is wrong with it.
-pub fn parse(body: &[u8], compatibility: Compatibility) -> Result<Chat<'_>, Failure> {
+/// Reads what a body asks for, or says what is wrong with it.
+pub fn parse(body: &[u8], compatibility: Compatibility) -> Result<Asked<'_>, Failure> {
     let lenient = compatibility == Compatibility::OpenAi;
     let body = read_body(body)?;
     let (mut model, mut messages) = (None, None);
     let (mut temperature, mut max_tokens) = (None, None);
-    for (name, sent) in body.members("a JSON object", &REQUEST_MEMBERS)? {
+    let (mut is_stream, mut options) = (false, StreamOptions::default());
+    let mut known = REQUEST_MEMBERS.to_vec();
+    if lenient {
+        known.extend(
+            OPENAI_MEMBERS
+                .iter()
+                .chain(HARMLESS.iter().map(|(name, _)| name)),
+        );
+    }
+    for (name, sent) in body.members("a JSON object", &known)? {
         match &*name {
             "model" => model = Some(check_model(&sent)?),
             "messages" => messages = Some(read_messages(&sent, lenient)?),
-            // It asks for nothing.
-            _ if lenient && sent.raw == "null" => (),
+            _ if lenient && sent.asks_for_nothing() => (),
             "temperature" => temperature = Some(read_temperature(&sent)?),
             "max_tokens" | "max_completion_tokens" if lenient || name == "max_tokens" => {
-                if max_tokens.replace(read_limit(&sent)?).is_some() {
+                if max_tokens.replace(read_limit(&sent, lenient)?).is_some() {
                     let message =
                         "max_tokens and max_completion_tokens mean the same: send one of them.";
                     return Err(Failure::invalid(sent.cause, message));
                 }
             }
-            "stream" if lenient && sent.raw == "false" => (),
-            "stream" if lenient => {
-                return Err(sent.refused(format_args!(
-                    "must be false or left out, not {}: this service does not stream",
-                    sent.value()
-                )));
+            "stream" if lenient => is_stream = sent.boolean()?,
+            "stream_options" if lenient => options = read_stream_options(&sent)?,
+            "tools" if lenient => {
+                return Err(sent.refused(
+                    "are not supported: this service answers with text. Switch them off in your program (docs/clients.md)",
+                ));
             }
-            "n" if lenient && sent.raw == "1" => (),
-            "n" if lenient => {
-                return Err(sent.refused(format_args!(
-                    "must be 1 or left out, not {}: a completion has one choice",
-                    sent.value()
-                )));
-            }
+            name if lenient && let Some(values) = harmless(name) => check_harmless(&sent, values)?,
             _ => {
                 let takes = "model, messages, temperature and max_tokens";
                 check_unknown(&sent, takes, lenient, MAX_UNKNOWN_NAMES)?;
@@ -119,11 +154,42 @@ pub fn parse(body: &[u8], compatibility: Compatibility) -> Result<Chat<'_>, Fail
         }
     }
     model.ok_or_else(|| body.missing("model", "a request"))?;
-    Ok(Chat {
+    let default = if lenient { MAX_TOKENS } else { DEFAULT_TOKENS };
+    let chat = Chat {
         messages: messages.ok_or_else(|| body.missing("messages", "a request"))?,
         temperature: temperature.unwrap_or(DEFAULT_TEMPERATURE),
-        max_tokens: max_tokens.unwrap_or(DEFAULT_TOKENS),
-    })
+        max_tokens: max_tokens.unwrap_or(default),
+    };
+    let stream = is_stream.then_some(options);
+    Ok(Asked { chat, stream })
+}
+
+/// Returns the values of a member that change nothing.
+fn harmless(name: &str) -> Option<&'static [&'static str]> {
+    let found = HARMLESS.iter().find(|(known, _)| *known == name);
+    found.map(|(_, values)| *values)
+}
+
+/// The message repeats nothing: interfaces show it to the people who use them.
+fn check_harmless(sent: &Sent, values: &[&str]) -> Result<(), Failure> {
+    if values.is_empty() || values.iter().any(|value| sent.equals(value)) {
+        return Ok(());
+    }
+    let values = values.join(" or ");
+    Err(sent.refused(format_args!("must be {values} or left out")))
+}
+
+fn read_stream_options(sent: &Sent) -> Result<StreamOptions, Failure> {
+    let mut options = StreamOptions::default();
+    for (name, option) in sent.members("an object", &[])? {
+        match &*name {
+            "include_usage" => options.include_usage = option.boolean()?,
+            // It pads chunks, which changes nothing here.
+            "include_obfuscation" => {}
+            _ => check_unknown(&option, "include_usage", true, MAX_UNKNOWN_NAMES)?,
+        }
+    }
+    Ok(options)
 }
 
 /// Everything in the body is JSON, but for the escapes of strings and the size of numbers: they are
@@ -161,9 +227,11 @@ fn read_temperature(sent: &Sent) -> Result<f64, Failure> {
     }
 }
 
-fn read_limit(sent: &Sent) -> Result<u16, Failure> {
-    match sent.number::<u16>() {
-        Some(value) if (1..=MAX_TOKENS).contains(&value) => Ok(value),
+/// With `lenient`, a limit above the most is the most: `finish_reason` says that the text was cut.
+fn read_limit(sent: &Sent, lenient: bool) -> Result<u16, Failure> {
+    match sent.number::<u64>() {
+        Some(value) if (1..=MAX_TOKENS.into()).contains(&value) => Ok(value as u16),
+        Some(value) if lenient && value > 0 => Ok(MAX_TOKENS),
         _ => {
             let expected =
                 format_args!("an integer from 1 to {MAX_TOKENS}, written without a fraction");
@@ -205,7 +273,10 @@ fn read_message<'a>(message: &Sent<'a>, lenient: bool) -> Result<ChatMessage<'a>
     let (mut role, mut content) = (None, None);
     for (name, sent) in message.members("an object with role and content", &MESSAGE_MEMBERS)? {
         match &*name {
-            "role" => role = Some(read_role(&sent)?),
+            "role" => role = Some(read_role(&sent, lenient)?),
+            "content" if lenient && sent.raw.starts_with('[') => {
+                content = Some(read_parts(&sent)?);
+            }
             "content" => content = Some(read_content(&sent)?),
             _ => check_unknown(&sent, "role and content", lenient, MAX_UNKNOWN_NAMES)?,
         }
@@ -216,10 +287,11 @@ fn read_message<'a>(message: &Sent<'a>, lenient: bool) -> Result<ChatMessage<'a>
     })
 }
 
-fn read_role(sent: &Sent) -> Result<Role, Failure> {
+fn read_role(sent: &Sent, lenient: bool) -> Result<Role, Failure> {
     let expected = "\"system\", \"user\" or \"assistant\"";
     match &*sent.text(expected)? {
         "system" => Ok(Role::System),
+        "developer" if lenient => Ok(Role::System),
         "user" => Ok(Role::User),
         "assistant" => Ok(Role::Assistant),
         _ => Err(sent.wrong(expected, "another role")),
@@ -235,11 +307,44 @@ fn read_content<'a>(sent: &Sent<'a>) -> Result<Cow<'a, str>, Failure> {
     }
 }
 
+/// The texts of a list of text parts, a line each.
+fn read_parts<'a>(sent: &Sent<'a>) -> Result<Cow<'a, str>, Failure> {
+    let parts: Vec<&RawValue> =
+        serde_json::from_str(sent.raw).map_err(|error| sent.not_json(error))?;
+    let mut content = String::new();
+    for (index, part) in parts.into_iter().enumerate() {
+        let (path, raw) = (format!("{}[{index}]", sent.path), part.get());
+        let part = Sent { path, raw, ..*sent };
+        let (mut kind, mut text) = (None, None);
+        for (name, member) in part.members("an object with type and text", &[])? {
+            match &*name {
+                "type" => kind = Some(member.equals("\"text\"")),
+                "text" => text = Some(read_content(&member)?),
+                _ => check_unknown(&member, "type and text", true, MAX_UNKNOWN_NAMES)?,
+            }
+        }
+        if kind != Some(true) {
+            return Err(part.refused("must be a part of the type \"text\""));
+        }
+        if index > 0 {
+            content.push('\n');
+        }
+        content += &text.ok_or_else(|| part.missing("text", "a part"))?;
+    }
+    match content.chars().count() {
+        length if length > MAX_CONTENT => {
+            let expected = format_args!("texts of at most {MAX_CONTENT} characters together");
+            Err(sent.wrong(expected, length))
+        }
+        _ => Ok(content.into()),
+    }
+}
+
 /// A member that the specification does not have. Null asks for nothing, so it may be ignored. So
 /// may an object that contains only nulls: LiteLLM adds one to its answers, and clients send these
 /// back. Each level of nesting is read once more, so only a few are opened.
 fn check_unknown(sent: &Sent, takes: &str, lenient: bool, names: usize) -> Result<(), Failure> {
-    if lenient && sent.raw == "null" {
+    if lenient && sent.asks_for_nothing() {
         return Ok(());
     }
     if lenient && sent.raw.starts_with('{') && names > 1 {
@@ -248,13 +353,11 @@ fn check_unknown(sent: &Sent, takes: &str, lenient: bool, names: usize) -> Resul
         }
         return Ok(());
     }
-    let hint = match (&*sent.path, sent.raw) {
-        ("stream", "false") => {
-            " This service does not stream: leave it out, or ask the operator to accept false with the setting \
-             compatibility = \"openai\"."
+    let hint = match &*sent.path {
+        "stream" => {
+            " Leave it out, or ask the operator to accept it with the setting compatibility = \"openai\"."
         }
-        ("stream", _) => " This service does not stream.",
-        ("max_completion_tokens", _) => " Use max_tokens.",
+        "max_completion_tokens" => " Use max_tokens.",
         _ => "",
     };
     let message = format!("{} is not recognized: only {takes} are.{hint}", sent.path);
@@ -277,6 +380,30 @@ impl<'a> Sent<'a> {
             &self.path
         };
         Failure::invalid(self.cause, format!("{place} {message}."))
+    }
+
+    /// Null, an empty list and an empty object.
+    fn asks_for_nothing(&self) -> bool {
+        let inner = self.raw.get(1..self.raw.len() - 1).unwrap_or_default();
+        let is_empty = self.raw.starts_with(['[', '{']) && inner.trim().is_empty();
+        self.raw == "null" || is_empty
+    }
+
+    /// Whether the value is this one, which is short. Numbers are equal by their value.
+    fn equals(&self, value: &str) -> bool {
+        const MOST: usize = 64;
+        let parse = |text: &str| serde_json::from_str::<serde_json::Value>(text).ok();
+        let is_same_number = || Some(self.number::<f64>()? == value.parse::<f64>().ok()?);
+        self.raw.len() <= MOST
+            && (parse(self.raw) == parse(value) || is_same_number() == Some(true))
+    }
+
+    fn boolean(&self) -> Result<bool, Failure> {
+        match self.raw {
+            "true" => Ok(true),
+            "false" => Ok(false),
+            _ => Err(self.refused("must be true or false")),
+        }
     }
 
     fn wrong(&self, expected: impl Display, sent: impl Display) -> Failure {
@@ -468,7 +595,9 @@ mod tests {
     #[test]
     fn defaults_and_values() {
         let body = with("");
-        let chat = parse(body.as_bytes(), STRICT).expect("the least there can be");
+        let chat = parse(body.as_bytes(), STRICT)
+            .expect("the least there can be")
+            .chat;
         assert_eq!(
             (chat.temperature, chat.max_tokens, chat.messages.len()),
             (0.7, 248, 1)
@@ -488,7 +617,7 @@ mod tests {
             ),
         ] {
             let body = with(members);
-            let chat = parse(body.as_bytes(), STRICT).expect(members);
+            let chat = parse(body.as_bytes(), STRICT).expect(members).chat;
             assert_eq!(
                 (chat.temperature, chat.max_tokens),
                 (temperature, max_tokens),
@@ -501,10 +630,14 @@ mod tests {
     #[test]
     fn text_is_taken_as_it_is() {
         let body = of(r#"[{"content":" \u00e9\ud83c\udf0a\n","role":"assistant"}]"#);
-        let chat = parse(body.as_bytes(), STRICT).expect("escapes are text");
+        let chat = parse(body.as_bytes(), STRICT)
+            .expect("escapes are text")
+            .chat;
         assert_eq!(chat.messages[0].content, " é🌊\n");
         let body = of(r#"[{"content":" é🌊 ","role":"user"}]"#);
-        let chat = parse(body.as_bytes(), STRICT).expect("text without escapes");
+        let chat = parse(body.as_bytes(), STRICT)
+            .expect("text without escapes")
+            .chat;
         assert!(matches!(chat.messages[0].content, Cow::Borrowed(" é🌊 ")));
     }
 
@@ -545,7 +678,10 @@ mod tests {
                 with(r#","n":1"#),
                 &["n is not recognized", "temperature and max_tokens"],
             ),
-            (with(r#","stream":true"#), &["stream", "does not stream"]),
+            (
+                with(r#","stream":true"#),
+                &["stream", "Leave it out", "compatibility"],
+            ),
             (
                 with(r#","stream":false"#),
                 &["stream is not recognized", "compatibility = \"openai\""],
@@ -663,7 +799,7 @@ mod tests {
             let failure = parse(body.as_bytes(), STRICT).expect_err(&body);
             assert_eq!(failure.cause.to_string(), cause, "{body}");
         }
-        let body = with(r#","tools":{"stream":true}"#);
+        let body = with(r#","xyzzy":{"stream":true}"#);
         let failure = parse(body.as_bytes(), OPENAI).expect_err(&body);
         assert_eq!(
             failure.cause,
@@ -743,17 +879,40 @@ mod tests {
                 .map(|n| format!(r#","a{}":null"#, "x".repeat(n)))
                 .collect()
         };
-        for members in [
-            r#","stream":false"#,
-            r#","stream":null,"n":1,"tools":null,"user":null"#,
-            r#","n":null,"temperature":null,"max_tokens":null"#,
-            r#","max_completion_tokens":7"#,
-            r#","max_completion_tokens":null,"max_tokens":7"#,
-            &nulls(62),
+        for (members, max_tokens) in [
+            (r#","stream":false"#, 512),
+            (r#","stream":null,"n":1,"tools":null,"user":null"#, 512),
+            (r#","n":null,"temperature":null,"max_tokens":null"#, 512),
+            (r#","max_completion_tokens":7"#, 7),
+            (r#","max_completion_tokens":null,"max_tokens":7"#, 7),
+            (r#","max_tokens":1000000000000"#, 512),
+            (r#","tools":[],"stop":[ ],"logit_bias":{},"seed":null"#, 512),
+            (
+                r#","top_p":1.0,"n":1,"presence_penalty":0.0,"frequency_penalty":-0"#,
+                512,
+            ),
+            (
+                r#","logprobs":false,"store":false,"service_tier":"auto""#,
+                512,
+            ),
+            (r#","tool_choice":"none","parallel_tool_calls":true"#, 512),
+            (
+                r#","tool_choice":"auto","response_format":{ "type" : "text" }"#,
+                512,
+            ),
+            (
+                r#","user":"u","metadata":{"a":1},"safety_identifier":"x""#,
+                512,
+            ),
+            (&nulls(62), 512),
         ] {
             let body = with(members);
-            let chat = parse(body.as_bytes(), OPENAI).expect(members);
-            assert_eq!(chat.max_tokens, if members.contains('7') { 7 } else { 248 });
+            let asked = parse(body.as_bytes(), OPENAI).expect(members);
+            assert_eq!(
+                (asked.chat.max_tokens, asked.stream),
+                (max_tokens, None),
+                "{members}"
+            );
             assert!(parse(body.as_bytes(), STRICT).is_err(), "{members}");
         }
         let answer = of(
@@ -763,22 +922,37 @@ mod tests {
         assert!(parse(answer.as_bytes(), STRICT).is_err());
         for (body, words) in [
             (
-                with(r#","stream":true"#),
-                &["stream", "does not stream"][..],
+                with(r#","stream":1"#),
+                &["stream must be true or false."][..],
             ),
-            (with(r#","n":2"#), &["n must be 1", "2"]),
-            (with(r#","tools":[]"#), &["tools is not recognized"]),
+            (with(r#","n":2"#), &["n must be 1 or left out."]),
+            (with(r#","top_p":0.9"#), &["top_p must be 1 or left out."]),
             (
-                with(r#","tools":{"a":null,"b":1}"#),
-                &["tools.b is not recognized"],
+                with(r#","tool_choice":"required""#),
+                &[r#"tool_choice must be "none" or "auto" or left out."#],
             ),
+            (
+                with(r#","response_format":{"type":"json_object"}"#),
+                &[r#"response_format must be {"type":"text"} or left out."#],
+            ),
+            (
+                with(r#","tools":[{}]"#),
+                &["tools are not supported", "docs/clients.md"],
+            ),
+            (with(r#","stop":["x"]"#), &["stop is not recognized"]),
+            (with(r#","seed":7"#), &["seed is not recognized"]),
+            (
+                with(r#","stream_options":{"include_usage":1}"#),
+                &["stream_options.include_usage must be true or false."],
+            ),
+            (with(r#","a":{"a":null,"b":1}"#), &["a.b is not recognized"]),
             (
                 with(r#","max_tokens":7,"max_completion_tokens":7"#),
                 &["send one of them"],
             ),
             (
-                with(r#","max_completion_tokens":513"#),
-                &["max_completion_tokens", "513"],
+                with(r#","max_completion_tokens":0"#),
+                &["max_completion_tokens", "0"],
             ),
             (with(r#","user":null,"user":null"#), &["user", "Duplicate"]),
             (with(r#","a":{"b":null,"b":null}"#), &["a.b", "Duplicate"]),
@@ -798,6 +972,66 @@ mod tests {
             ),
         ] {
             refused(&body, OPENAI, words);
+        }
+    }
+
+    #[test]
+    fn a_stream_and_what_it_ends_with() {
+        for (members, stream) in [
+            ("", None),
+            (
+                r#","stream":false,"stream_options":{"include_usage":true}"#,
+                None,
+            ),
+            (r#","stream":true"#, Some(false)),
+            (r#","stream":true,"stream_options":{}"#, Some(false)),
+            (
+                r#","stream":true,"stream_options":{"include_usage":true}"#,
+                Some(true),
+            ),
+            (
+                r#","stream":true,"stream_options":{"include_usage":false,"include_obfuscation":true}"#,
+                Some(false),
+            ),
+        ] {
+            let asked = parse(with(members).as_bytes(), OPENAI).map(|asked| asked.stream);
+            let expected = stream.map(|include_usage| StreamOptions { include_usage });
+            assert_eq!(asked.ok(), Some(expected), "{members}");
+        }
+    }
+
+    #[test]
+    fn contents_in_parts_and_instructions_of_a_developer() {
+        let part = |text: &str| format!(r#"{{"type":"text","text":"{text}"}}"#);
+        let message = |parts: &str| of(&format!(r#"[{{"role":"user","content":[{parts}]}}]"#));
+        let parts = message(&[part("a"), part("\\u00e9")].join(", "));
+        let asked = parse(parts.as_bytes(), OPENAI).expect("two parts");
+        assert_eq!(asked.chat.messages[0].content, "a\né");
+        refused(&parts, STRICT, &["messages[0].content", "an array"]);
+        let developer = of(r#"[{"role":"developer","content":"x"}]"#);
+        let asked = parse(developer.as_bytes(), OPENAI).expect("instructions");
+        assert_eq!(asked.chat.messages[0].role, Role::System);
+        refused(&developer, STRICT, &["messages[0].role", "another role"]);
+        for (parts, words) in [
+            (
+                r#"{"type":"image_url","image_url":{"url":"x"}}"#.to_owned(),
+                &["messages[0].content[0]"][..],
+            ),
+            (
+                r#"{"type":"text"}"#.into(),
+                &["messages[0].content[0].text is missing"],
+            ),
+            (
+                r#"{"text":"x"}"#.into(),
+                &["messages[0].content[0] must be a part"],
+            ),
+            ("7".into(), &["messages[0].content[0]", "7"]),
+            (
+                [part(&"é".repeat(5_000)), part(&"é".repeat(5_000))].join(","),
+                &["messages[0].content", "10000", "10001"],
+            ),
+        ] {
+            refused(&message(&parts), OPENAI, words);
         }
     }
 }

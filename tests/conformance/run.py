@@ -25,7 +25,7 @@ from harness import Secured, Server  # noqa: E402
 from postgres import LEFT_OUT, Postgres  # noqa: E402
 
 MODULES = ("completions", "refusals", "wire", "runtimes", "grounding", "causes", "keys", "ledger", "console", "commands",
-           "settings", "zone", "lifecycle", "secrecy")
+           "settings", "openai", "zone", "lifecycle", "secrecy")
 
 
 def main():

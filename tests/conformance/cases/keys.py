@@ -228,6 +228,23 @@ def a_used_budget_is_403_until_it_is_raised_or_renewed():
         assert SERVER.cli("keys", "set", key_id, "--budget", change, check=False).returncode == 2, change
 
 
+def a_budget_is_in_the_headers():
+    RUNTIME.answer = RUNTIME.good
+    with Server(RUNTIME) as server:
+        key = server.create_key("small", "--budget", "20/day")
+        names = [f"x-ratelimit-{name}-tokens" for name in ("limit", "remaining", "reset")]
+        for left in ("6", "0"):
+            reply = server.post(chat(), key)
+            is_completion(reply)
+            assert [reply.headers[name] for name in names[:2]] == ["20", left], reply.headers
+            assert re.fullmatch(r"\d+h\d+m\d+s", reply.headers[names[2]]), reply.headers
+        refused = server.post(chat(), key)
+        is_error(refused, "insufficient_permission")
+        assert [refused.headers[name] for name in names[:2]] == ["20", "0"], refused.headers
+        plain = server.post(chat(), server.create_key("plain"))
+        assert not any(name in plain.headers for name in names), plain.headers
+
+
 def completions_without_a_total_use_no_budget_and_check_warns():
     secret = SERVER.create_key("unmeasured budget", "--budget", "1/day")
     RUNTIME.answer = lambda _: (200, RUNTIME.completion(usage=None))

@@ -110,18 +110,6 @@ def the_log_level_limits_the_log():
         assert server.logged() == "", server.logged()
 
 
-def openai_compatibility_accepts_members_without_effect():
-    RUNTIME.answer = RUNTIME.good
-    with Server(RUNTIME, compatibility="openai") as server:
-        key = server.create_key()
-        for members in ({"stream": False}, {"n": 1}, {"user": None}, {"max_completion_tokens": 9}):
-            is_completion(server.post(chat(**members), key))
-            assert not {"n", "user", "max_completion_tokens"} & set(RUNTIME.calls[-1].body), RUNTIME.calls[-1].body
-        assert RUNTIME.calls[-1].body["max_tokens"] == 9, RUNTIME.calls[-1].body
-        for members in ({"stream": True}, {"n": 2}, {"tools": [{}]}, {"nonsense": 1}):
-            is_error(server.post(chat(**members), key), "invalid_request")
-
-
 def connections_are_limited():
     RUNTIME.answer = RUNTIME.good
     with Server(RUNTIME, max_connections=4) as server:
