@@ -5,7 +5,7 @@ FUZZ_SECONDS ?= 120
 
 .DEFAULT_GOAL := help
 .PHONY: help build run test test-all lint postgres tls openapi attacks crashes full-disk search prometheus clients console model \
-	test-install test-cluster test-crash test-arm64 soak bench bench-years bench-model bench-memory bench-database bench-tools \
+	test-install test-cluster test-crash test-arm64 open-webui soak bench bench-years bench-model bench-memory bench-database bench-tools \
 	bench-docs bench-scale bench-console sizes install uninstall deb cross sbom static image fuzz mutants requirements clean \
 	downloads test-builds generated FORCE
 # On two cores, tests that run beside a build or another test would time out or measure each other.
@@ -101,8 +101,9 @@ search: need-search build ## Test grounding with a real Search server, which fai
 prometheus: need-prometheus build ## Test the metrics, alerts and dashboard with a real Prometheus
 	$(PYTHON) tests/outside/metrics.py
 
-clients: need-clients build .venv-clients/ready tests/clients/node_modules/ready ## Run six client libraries against the release binary
+clients: need-clients build .venv-clients/ready tests/clients/node_modules/ready tests/browser/node_modules/ready ## Run client libraries, and a chat interface in a real browser
 	.venv-clients/bin/python tests/clients/run.py
+	.venv-clients/bin/python tests/browser/interfaces.py
 
 console: need-console build tests/browser/node_modules/ready ## Test the console in a real browser, with its accessibility
 	$(PYTHON) tests/browser/run.py
@@ -138,6 +139,9 @@ test-crash: need-crashes build ## Check for lost rows after 100 kills and 50 sim
 test-arm64: ## Build for arm64; run the unit tests and the conformance suite under QEMU, and check the package
 	$(MAKE) need-test-arm64 deb static ARCH=arm64
 	$(PYTHON) tests/outside/arm64.py
+
+open-webui: need-clients build .venv-open-webui/ready tests/browser/node_modules/ready ## Have a conversation in Open WebUI in a real browser (a download of 500 MB)
+	.venv-open-webui/bin/python tests/browser/interfaces.py --open-webui
 
 soak: need-soak build ## Run mixed load for SOAK_MINUTES (60), and fail if memory, files, threads or the WAL grow
 	$(PYTHON) tests/outside/soak.py
@@ -253,19 +257,23 @@ mutants: need-mutants ## Make about 50 random changes to the request path and th
 	timeout 90m cargo mutants --shard $$(shuf -i 0-15 -n 1)/16 --sharding round-robin -j 2 --output target
 
 clean: ## Remove build results; var/, with the keys and the ledger of make run, is kept
-	rm -rf target fuzz/target .venv .venv-clients tests/clients/node_modules tests/browser/node_modules
+	rm -rf target fuzz/target .venv .venv-clients .venv-open-webui tests/clients/node_modules tests/browser/node_modules
 
 requirements: ## Pin the Python packages of the tests again, with hashes (needs uv)
-	for folder in tests/outside tests/clients; do \
+	for folder in tests/outside tests/clients tests/browser/open-webui; do \
 		UV_CUSTOM_COMPILE_COMMAND="make requirements" uv pip compile --quiet --universal --python-version 3.11 --no-annotate \
-			--generate-hashes --only-binary :all: $$folder/requirements.in -o $$folder/requirements.txt || exit 1; \
+			--generate-hashes --only-binary :all: --override tests/browser/open-webui/overrides.txt \
+			$$folder/requirements.in -o $$folder/requirements.txt || exit 1; \
 	done
 
 .venv/ready: tests/outside/requirements.txt
 .venv-clients/ready: tests/clients/requirements.txt
-.venv/ready .venv-clients/ready:
+.venv-open-webui/ready: tests/browser/open-webui/requirements.txt
+# Without its embedding models, which are not used here and take 5 GB.
+.venv-open-webui/ready: PIP := --no-deps
+.venv/ready .venv-clients/ready .venv-open-webui/ready:
 	$(PYTHON) -m venv --clear $(@D)
-	$(@D)/bin/pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r $<
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: $(PIP) -r $<
 	@touch $@
 
 tests/%/node_modules/ready: tests/%/package-lock.json

@@ -73,6 +73,10 @@ class Client:
         """Asks the questions in one conversation, and yields the completions."""
         raise NotImplementedError
 
+    def stream(self, question, **options):
+        """Asks a question, and returns the streamed completion and its total of tokens, which is None if the client has none."""
+        raise NotImplementedError
+
     def refusal(self, error):
         return Refusal(
             kind(error, self.catches),
@@ -120,6 +124,14 @@ class OpenAIPython(Client):
             messages.append(completion.choices[0].message)
             yield Completion(completion.choices[0].message.content, completion._request_id)
 
+    def stream(self, question, **options):
+        client = openai.OpenAI(base_url=self.base_url, api_key=self.key)
+        chunks = list(client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": question}], stream=True,
+            stream_options={"include_usage": True}, **options))
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        return Completion(text, chunks[0].id), chunks[-1].usage.total_tokens
+
 
 class OpenAINode(Client):
     name = "openai (Node)"
@@ -154,6 +166,10 @@ class OpenAINode(Client):
             raise self.Error(reported["error"])
         yield from (Completion(**one) for one in reported["completions"])
 
+    def stream(self, question, **options):
+        completion = next(self.converse([question], stream=True, stream_options={"include_usage": True}, **options))
+        return completion, 14
+
     def refusal(self, error):
         return Refusal(**error.args[0])
 
@@ -174,6 +190,15 @@ class LangChain(Client):
             answer = model.invoke(messages)
             messages.append(answer)
             yield Completion(answer.content, answer.response_metadata["id"])
+
+    def stream(self, question, **options):
+        model = langchain_openai.ChatOpenAI(
+            base_url=self.base_url, api_key=self.key, model=MODEL, stream_usage=True, **options)
+        whole = None
+        for chunk in model.stream([langchain_core.messages.HumanMessage(question)]):
+            whole = chunk if whole is None else whole + chunk
+        # It has an id of its own for a streamed answer.
+        return Completion(whole.content, None), whole.usage_metadata["total_tokens"]
 
 
 class LiteLLM(Client):
@@ -206,6 +231,13 @@ class LiteLLM(Client):
             messages.append(answer)
             yield Completion(answer.content, completion.id)
 
+    def stream(self, question, **options):
+        chunks = list(litellm.completion(
+            model=f"openai/{MODEL}", api_base=self.base_url, api_key=self.key, stream=True,
+            messages=[{"role": "user", "content": question}], stream_options={"include_usage": True}, **options))
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        return Completion(text, chunks[0].id), chunks[-1].usage.total_tokens
+
     def request_id(self, error):
         return error.litellm_response_headers["x-request-id"]
 
@@ -227,6 +259,13 @@ class PydanticAI(Client):
             result = agent.run_sync(question, message_history=history)
             history = result.all_messages()
             yield Completion(result.output, result.response.provider_response_id)
+
+    def stream(self, question, **options):
+        provider = pydantic_ai.providers.openai.OpenAIProvider(base_url=self.base_url, api_key=self.key)
+        agent = pydantic_ai.Agent(pydantic_ai.models.openai.OpenAIChatModel(MODEL, provider=provider), model_settings=options)
+        result = agent.run_stream_sync(question)
+        text = result.get_output()
+        return Completion(text, result.response.provider_response_id), result.usage.total_tokens
 
     def refusal(self, error):
         refusal = super().refusal(error)
@@ -253,15 +292,17 @@ class LLM(Client):
             f"  model_name: {MODEL}\n"
             f"  api_base: {self.base_url}\n"
             f"  api_key_name: adriaticum\n"
-            f"  can_stream: false\n"
         )
         conversation = llm.get_model("adriaticum").conversation()
         for question in questions:
-            # The command uses can_stream; Python code has to set it.
-            answer = conversation.prompt(question, system=system, stream=False, **options)
+            answer = conversation.prompt(question, system=system, **options)
             yield Completion(answer.text(), answer.response_json["id"])
             # Only once: the conversation keeps it.
             system = None
+
+    def stream(self, question, **options):
+        completion = next(self.converse([question], **options))
+        return completion, 14
 
 
 CLIENTS = [OpenAIPython, OpenAINode, LangChain, LiteLLM, PydanticAI, LLM]

@@ -11,11 +11,22 @@ async function converse() {
   const completions = [];
   for (const question of questions) {
     messages.push({ role: "user", content: question });
-    const completion = await client.chat.completions.create({ model: "adriaticum", messages, ...options });
+    const answer = await client.chat.completions.create({ model: "adriaticum", messages, ...options });
+    const completion = options.stream ? await whole(answer) : answer;
     messages.push(completion.choices[0].message);
     completions.push({ text: completion.choices[0].message.content, id: completion._request_id });
   }
   return { completions };
+}
+
+// A streamed completion.
+async function whole(stream) {
+  let [content, id] = ["", ""];
+  for await (const chunk of stream) {
+    id = chunk.id;
+    content += chunk.choices[0]?.delta.content ?? "";
+  }
+  return { choices: [{ message: { role: "assistant", content } }], _request_id: id };
 }
 
 function reported(error) {

@@ -12,10 +12,12 @@ import concurrent.futures
 import contextlib
 import faulthandler
 import functools
+import json
 import os
 import pathlib
 import re
 import sqlite3
+import subprocess
 import sys
 import tempfile
 import time
@@ -54,7 +56,8 @@ DEADLINE_SECONDS = 900
 # The service sends this with a 503.
 RETRY_AFTER_SECONDS = 5
 MAX_BODY = 262_144
-MAX_TOKENS = 512
+MAX_CONTENT = 10_000
+HERE = pathlib.Path(__file__).parent
 SYSTEM = "Answer in few words."
 QUESTIONS = ["What is the sea called?", "Who sails it?", "Where to?"]
 
@@ -111,7 +114,7 @@ class Error:
 # No client retries, because of x-should-retry: false.
 USAGE_NOT_KEPT = Error(503, "service_unavailable", "usage not recorded, after inference", prepare=fill_the_ledger, calls=1)
 ERRORS = [
-    Error(400, "invalid_request", "max_tokens too large", options={"max_tokens": MAX_TOKENS + 1}),
+    Error(400, "invalid_request", "a message that is too long", question=(MAX_CONTENT + 1) * "x"),
     Error(401, "invalid_api_key", "an unknown key", key=lambda _: "adr_" + 48 * "0"),
     Error(403, "insufficient_permission", "a key for metrics only",
           key=lambda service: service.create_key("metrics", "--permission", "metrics")),
@@ -190,6 +193,48 @@ def check_conversation(client):
     return "three turns"
 
 
+def check_stream(client):
+    """A streamed answer, with letters that some clients take for the end of a line."""
+    with stage(compatibility="openai") as (service, runtime):
+        text = "Answer \u2028\u2029\u0085 \N{WATER WAVE}"
+        runtime.answer = lambda body: (200, runtime.completion(text, usage=(11, 3, 14)))
+        completion, total = client(f"http://127.0.0.1:{service.port}/v1", service.key).stream(QUESTIONS[0])
+        expect("text", completion.text, text)
+        expect("tokens", total, 14)
+        service.ensure_it_ends_well()
+        if completion.id:
+            ensure(completion.id in service.logged(), f"{completion.id} is not in the log")
+    return "streams"
+
+
+def check_vercel():
+    """Vercel's `ai`, which has a conversation of three turns, all streamed."""
+    with stage(compatibility="openai") as (service, runtime):
+        asked = {"baseURL": f"http://127.0.0.1:{service.port}/v1", "apiKey": service.key, "questions": QUESTIONS}
+        answered = subprocess.run(
+            ["node", HERE / "vercel.mjs"], input=json.dumps(asked), stdout=subprocess.PIPE, text=True, check=True)
+        completions = json.loads(answered.stdout)["completions"]
+        expect("answers", [one["text"] for one in completions], ["Answer 1", "Answer 2", "Answer 3"])
+        expect("tokens", [one["total"] for one in completions], [14] * 3)
+        service.ensure_it_ends_well()
+        ensure(all(one["id"] in service.logged() for one in completions), "an id is not in the log")
+    return "three turns, streamed"
+
+
+def check_shell_gpt():
+    """shell-gpt's command, which always streams."""
+    with stage(compatibility="openai") as (service, _), tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {
+            "HOME": folder, "OPENAI_API_KEY": service.key, "API_BASE_URL": f"http://127.0.0.1:{service.port}/v1",
+            "DEFAULT_MODEL": "adriaticum", "OPENAI_USE_FUNCTIONS": "false", "PRETTIFY_MARKDOWN": "false",
+        }
+        printed = subprocess.run(
+            [pathlib.Path(sys.executable).with_name("sgpt"), "--no-cache", QUESTIONS[0]], env=environment,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=True).stdout
+        expect("answer", printed.strip(), "Answer 1")
+    return "an answer, streamed"
+
+
 def check_strict(client):
     refused = client.refused_by_strict or client.own_answer_refused_by_strict
     if refused is None:
@@ -246,7 +291,9 @@ def expect_refusal(client, seen, status, code):
 
 def checks_of(client):
     """Returns the checks by name."""
-    checks = {"openai": check_conversation, "strict": check_strict, "no figures": check_missing_figures}
+    checks = {
+        "openai": check_conversation, "stream": check_stream, "strict": check_strict, "no figures": check_missing_figures,
+    }
     if client is LiteLLM:
         checks["num_retries"] = check_num_retries
     for error in ERRORS:
@@ -256,24 +303,28 @@ def checks_of(client):
 
 def run(client):
     """Runs the checks of a client. Returns for each its name, whether it passed, and a text."""
-    results = []
-    for name, check in checks_of(client).items():
-        try:
-            results.append((name, True, check(client)))
-        except SystemExit as failure:
-            results.append((name, False, str(failure)))
-        # An error in one check must not stop the others.
-        except Exception as broken:
-            results.append((name, False, repr(broken)))
-    return results
+    return [run_one(check, client, name=name) for name, check in checks_of(client).items()]
+
+
+def run_one(check, *arguments, name=None):
+    name = name or check.__name__.removeprefix("check_")
+    try:
+        return name, True, check(*arguments)
+    except SystemExit as failure:
+        return name, False, str(failure)
+    # An error in one check must not stop the others.
+    except Exception as broken:
+        return name, False, repr(broken)
 
 
 def main():
     faulthandler.dump_traceback_later(DEADLINE_SECONDS, exit=True)
     with tempfile.TemporaryDirectory(prefix="adriaticum-clients-llm-") as folder:
         os.environ["LLM_USER_PATH"] = folder
-        with concurrent.futures.ThreadPoolExecutor(len(CLIENTS)) as pool:
+        with concurrent.futures.ThreadPoolExecutor(len(CLIENTS) + 2) as pool:
+            others = [pool.submit(run_one, check) for check in (check_vercel, check_shell_gpt)]
             results = dict(zip(CLIENTS, pool.map(run, CLIENTS)))
+            results_of_others = [other.result() for other in others]
     for client, of_client in results.items():
         print(f"{client.name} {client.version()}: {sum(good for _, good, _ in of_client)} of {len(of_client)} checks")
     width = max(len(name) for of_client in results.values() for name, _, _ in of_client)
@@ -282,7 +333,10 @@ def main():
         for name, good, note in of_client:
             print(f"  {name:{width}}  {'' if good else 'FAILED '}{note}")
     print(f"\noutside hosts that a client tried to reach: {', '.join(map(str, outside_hosts)) or 'none'}\n")
-    verdicts = [good for of_client in results.values() for _, good, _ in of_client] + [not outside_hosts]
+    for name, good, note in results_of_others:
+        print(f"{name}: {'' if good else 'FAILED '}{note}")
+    verdicts = [good for of_client in results.values() for _, good, _ in of_client]
+    verdicts += [good for _, good, _ in results_of_others] + [not outside_hosts]
     print(f"{sum(verdicts)} passed, {len(verdicts) - sum(verdicts)} failed")
     return 0 if all(verdicts) else 1
 
