@@ -42,7 +42,7 @@ build: need-build ## Build the release binary, target/release/adriaticum
 	@$(BUILD)
 
 run: need-run build ## Start the gateway with a small real model; RUNTIME_URL=... uses your own runtime
-	@$(PYTHON) runtime/run.py
+	@$(PYTHON) demo/run.py
 
 # Reports missing programs before anything is built.
 need-%: FORCE
@@ -65,7 +65,7 @@ lint: need-lint .venv/ready ## Check format, lints, documentation and spelling
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items --locked
 	@# The words are a function of SQL, a part of a split "hello", and German.
 	.venv/bin/codespell --ignore-words-list=iif,hel,als,firs --skip='tests/grounding,*/requirements.txt,*/package-lock.json,*/node_modules,*.png' \
-		*.md Makefile bench docs packaging runtime src systemd tests
+		*.md Makefile bench demo docs packaging src systemd tests
 
 postgres: need-postgres build ## Run the tests of the store and the ledger on PostgreSQL, and the conformance suite on it and over TLS
 	@# Both at once, on two cores.
@@ -237,7 +237,7 @@ image: need-image static ## Build a container image with buildah, target/image-A
 	cp -a /usr/share/zoneinfo target/static/
 	cd target/static/zoneinfo && rm -rf posix right localtime posixrules leap*
 	buildah build --quiet --arch $(ARCH) --build-arg TARGETARCH=$(ARCH) --timestamp $(SOURCE_DATE_EPOCH) --tag adriaticum \
-		--file Containerfile target/static
+		--file packaging/Containerfile target/static
 	rm -f target/image-$(ARCH).tar
 	buildah push --quiet adriaticum docker-archive:target/image-$(ARCH).tar:adriaticum:latest
 	@echo "target/image-$(ARCH).tar is the image adriaticum, also in the local storage"
@@ -247,8 +247,8 @@ sizes: deb static ## Print sizes and the exposure of the unit, and fail if a sec
 
 fuzz: need-fuzz ## Fuzz the parsers of requests, JSON bodies, answers and documents, FUZZ_SECONDS each
 	@for target in head chunked reader validator answer documents; do \
-		mkdir -p fuzz/corpus/$$target; \
-		RUSTC_BOOTSTRAP=1 ASAN_OPTIONS=detect_odr_violation=0 cargo fuzz run $$target fuzz/corpus/$$target fuzz/seeds/$$target -- \
+		mkdir -p tests/fuzz/corpus/$$target; \
+		RUSTC_BOOTSTRAP=1 ASAN_OPTIONS=detect_odr_violation=0 cargo fuzz run --fuzz-dir tests/fuzz $$target tests/fuzz/corpus/$$target tests/fuzz/seeds/$$target -- \
 			-max_total_time=$(FUZZ_SECONDS) || exit 1; \
 	done
 
@@ -257,7 +257,7 @@ mutants: need-mutants ## Make about 50 random changes to the request path and th
 	timeout 90m cargo mutants --shard $$(shuf -i 0-15 -n 1)/16 --sharding round-robin -j 2 --output target
 
 clean: ## Remove build results; var/, with the keys and the ledger of make run, is kept
-	rm -rf target fuzz/target .venv .venv-clients .venv-open-webui tests/clients/node_modules tests/browser/node_modules
+	rm -rf target tests/fuzz/target .venv .venv-clients .venv-open-webui tests/clients/node_modules tests/browser/node_modules
 
 requirements: ## Pin the Python packages of the tests again, with hashes (needs uv)
 	for folder in tests/outside tests/clients tests/browser/open-webui; do \

@@ -24,7 +24,7 @@ import subjects
 from measure import Unfit, summary
 from subjects import ROOT, Ours, Subject, free_port
 
-sys.path.insert(0, str(ROOT / "runtime"))
+sys.path.insert(0, str(ROOT / "demo"))
 import run as make_run  # noqa: E402
 
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
@@ -49,7 +49,7 @@ class Model(Subject):
     def __init__(self, folder):
         folder.mkdir()
         port = free_port()
-        command = [ROOT / make_run.PYTHON, "-I", ROOT / "runtime" / "server.py", ROOT / make_run.MODEL, str(port)]
+        command = [ROOT / make_run.PYTHON, "-I", ROOT / "demo" / "server.py", ROOT / make_run.MODEL, str(port)]
         super().__init__(DIRECT, folder, command, port)
         self.url = f"http://127.0.0.1:{port}/v1"
 

@@ -23,7 +23,7 @@ import types
 
 from service import ROOT, STOP_SECONDS, Service, ensure, free_port
 
-sys.path.insert(0, str(ROOT / "runtime"))
+sys.path.insert(0, str(ROOT / "demo"))
 import run as make_run  # noqa: E402
 
 PROMPTS = [
@@ -82,7 +82,7 @@ def check_make_run():
     for _ in range(2):
         began = time.monotonic()
         with subprocess.Popen(
-            [sys.executable, ROOT / "runtime" / "run.py"], env=environment, stdout=subprocess.PIPE, text=True,
+            [sys.executable, ROOT / "demo" / "run.py"], env=environment, stdout=subprocess.PIPE, text=True,
             # A background job ignores Ctrl-C, and its children inherit that.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         ) as running:
@@ -121,7 +121,7 @@ def check_rotation(folder):
 @contextlib.contextmanager
 def runtime(port, log):
     """Runs the runtime of make run on a fixed port, so that it can come back there."""
-    with make_run.started([make_run.PYTHON, "-I", "runtime/server.py", make_run.MODEL, str(port)], log,
+    with make_run.started([make_run.PYTHON, "-I", "demo/server.py", make_run.MODEL, str(port)], log,
                           stdout=subprocess.PIPE) as process:
         ensure(process.stdout.readline().strip(), f"the runtime did not start: {log.read_text(errors='replace')}")
         yield process

