@@ -22,7 +22,7 @@ def main():
     if releases[0].startswith("## [Unreleased]"):
         now = datetime.datetime.fromtimestamp(int(os.environ["SOURCE_DATE_EPOCH"]), datetime.timezone.utc)
         entry(build, now, releases.pop(0))
-    if not releases or not releases[0].startswith(f"## [{version}] - "):
+    if releases and not releases[0].startswith(f"## [{version}] - "):
         raise SystemExit(f"CHANGELOG.md: the newest release should be {version}, the version in Cargo.toml.")
     for release in releases:
         version, day = re.match(r"## \[(.*)\] - (.*)", release).groups()
