@@ -25,6 +25,29 @@
 //! - A 200 is sent only after its row is durable, with its place in the chain and in the sums. A
 //!   token figure is the runtime's or null.
 //! - No prompt, completion or secret is logged or stored.
+//!
+//! Words:
+//!
+//! - *area*: threads that requests wait for: the API's workers, the look-up thread, the console's.
+//! - *lane*: the requests of one key, or of one browser; the lanes of an area take turns.
+//! - *shed*: answer a complete request 503, because there is no room for it.
+//! - *evict*: close a connection, because there is no room for another one.
+//! - *origin*: where connections come from: an IPv4 address, an IPv6 /56 network, a Unix socket.
+//! - *abandoned*: a request whose client left before its answer.
+//! - *head*: of a request, its line and headers; of a chain, the position and hash of its newest row.
+//! - *chain*: the rows of one gateway, each with a hash over its predecessor's.
+//! - *group*: the rows that share one transaction and one fsync.
+//! - *sums*: the figures of a day by key, outcome and gateway; they stay when rows are removed.
+//! - *day*: a calendar day of the database's time zone, which is its *place*.
+//! - *gateway*: a process that serves, by its name in a shared database.
+//! - *epoch*: the number of a gateway's start; with an earlier one, a process is *fenced*: it can't
+//!   write rows any more.
+//! - *cause*: why a request got no completion, as a word of a fixed list.
+//! - *outage*: the reason why the ledger can't be written; no inference is spent on it.
+//! - *failing*: a runtime whose last calls got no answer; *probes* find out when it is back.
+//! - *passage*, *quotation*: what Search finds for a question, and how the model gets it.
+//! - *digest*, *hint*: the SHA-256 of a secret, and how the secret begins and ends.
+//! - *finding*, *verdict*: what is said about a part of the service, and about the whole of it.
 
 #![forbid(unsafe_code)]
 
