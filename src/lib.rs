@@ -34,7 +34,7 @@
 //! - *evict*: close a connection, because there is no room for another one.
 //! - *origin*: where connections come from: an IPv4 address, an IPv6 /56 network, a Unix socket.
 //! - *abandoned*: a request whose client left before its answer.
-//! - *head*: of a request, its line and headers; of a chain, the position and hash of its newest row.
+//! - *head*: of a request, its line and headers; of a chain, the place and hash of its newest row.
 //! - *chain*: the rows of one gateway, each with a hash over its predecessor's.
 //! - *group*: the rows that share one transaction and one fsync.
 //! - *sums*: the figures of a day by key, outcome and gateway; they stay when rows are removed.
