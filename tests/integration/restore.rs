@@ -1,4 +1,4 @@
-//! `restore`: the drill of docs/deploy.md, what it keeps, and what it refuses.
+//! `restore`: the drill of docs/guide.md, what it keeps, and what it refuses.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
