@@ -44,13 +44,12 @@ pub enum Matching {
 }
 
 /// The codes that a row can have.
-pub const CODES: [&str; 7] = [
+pub const CODES: [&str; 6] = [
     "invalid_request",
     "insufficient_permission",
     "inference_error",
     "search_unavailable",
     "service_unavailable",
-    "interrupted",
     "abandoned",
 ];
 

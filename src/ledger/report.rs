@@ -534,7 +534,7 @@ mod tests {
             ),
             (Span::Day, -DAY, DAY, Some(all), Matching::Anything, 100),
             (Span::Day, -DAY, DAY, Some(&[]), Matching::Anything, 0),
-            (Span::Day, -DAY, DAY, None, code("interrupted"), 0),
+            (Span::Day, -DAY, DAY, None, code("search_unavailable"), 0),
         ] {
             let (mut requests, mut starts) = (0, Vec::new());
             let take = |row: SpanSums| {

@@ -46,7 +46,7 @@ pub struct LedgerRow {
     pub queue_ms: Option<f64>,
     pub runtime_ms: Option<f64>,
     pub grounded: bool,
-    /// `always`, `match` or `model`; `None` if there was no search.
+    /// `always` or `match`; `None` if there was no search.
     pub search_reason: Option<String>,
     /// The number of passages that were found; `None` if Search was unavailable.
     pub search_results: Option<i64>,

@@ -377,7 +377,6 @@ pub fn meaning(row: &LedgerRow) -> String {
         ("abandoned", _) => "The client closed its connection before there was an answer, often because its own timeout was \
              shorter. The work of the runtime was cancelled; what it had used by then is not known."
             .into(),
-        ("interrupted", _) => "The service, of an earlier version, ended before the answer. What the runtime has used is not known.".into(),
         (_, "budget") => "The key has used its budget. Raise it on the key’s page, or wait until it is renewed.".into(),
         (_, "permission") => "The key may not run completions. Give the client a key that has the permission.".into(),
         (_, "context") => "The prompt is longer than the model’s context: the client has to send less.".into(),
@@ -501,7 +500,6 @@ mod tests {
             ("service_unavailable", "disk_full", "the disk is full"),
             ("service_unavailable", "", "could not do its part"),
             ("abandoned", "cancelled", "The client closed its connection"),
-            ("interrupted", "", "of an earlier version"),
         ] {
             let row = LedgerRow {
                 error_code: Some(code.into()),
