@@ -553,6 +553,17 @@ mod tests {
         format!(r#"{{"model":"adriaticum","messages":{messages}}}"#)
     }
 
+    #[test]
+    fn the_page_on_clients_names_what_changes_nothing() {
+        let page = include_str!("../../docs/clients.md").replace(' ', "");
+        for (name, values) in HARMLESS {
+            let value = values.first().map(|value| format!(":{value}"));
+            let named = format!("`{name}{}`", value.unwrap_or_default());
+            assert!(page.contains(&named), "{named}");
+            assert!(values.iter().all(|value| page.contains(value)), "{name}");
+        }
+    }
+
     #[track_caller]
     fn refused(body: &str, compatibility: Compatibility, words: &[&str]) {
         let message = parse(body.as_bytes(), compatibility)
