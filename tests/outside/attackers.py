@@ -84,10 +84,10 @@ async def one_byte(port, byte, connections):
     await hold(port, [bytes([byte])] * connections, 1)
 
 
-async def unfinished_bodies(port, with_key):
+async def unfinished_bodies(port):
     """300 bodies that lack their last byte, more than 64 MiB, and smaller ones for what room is left."""
     def payload(size):
-        return head(unknown_key() if with_key else None, f"Content-Length: {BODY}") + b" " * size
+        return head(unknown_key(), f"Content-Length: {BODY}") + b" " * size
 
     await hold(port, [payload(BODY - 1) for _ in range(300)] + [payload(BODY >> n) for n in range(1, 11)], 0.2)
 
@@ -192,26 +192,8 @@ async def abandoned(port, key, body, number):
         await asyncio.sleep(0.2)
 
 
-async def hellos(port, hello, rate):
-    """Begins handshakes and leaves them."""
-    async def one():
-        with contextlib.suppress(OSError, TimeoutError):
-            reader, writer = await connect(port)
-            with contextlib.closing(writer):
-                writer.write(bytes.fromhex(hello))
-                await asyncio.wait_for(until_closed(reader), 2)
-
-    in_place()
-    tasks = set()
-    while True:
-        task = asyncio.create_task(one())
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-        await asyncio.sleep(1 / rate)
-
-
-async def chunk_extensions(port, tls):
-    """One connection at full speed: chunks of one byte, each with an extension of 16,000. With and without a key."""
+async def chunk_extensions(port):
+    """One connection over TLS at full speed: chunks of one byte, each with an extension of 16,000. With and without a key."""
     chunk = b"1;x=" + b"y" * 16_000 + b"\r\n{\r\n"
     client = ssl.create_default_context()
     client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
@@ -219,7 +201,7 @@ async def chunk_extensions(port, tls):
     while True:
         for key in (None, unknown_key()):
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as plain:
-                with client.wrap_socket(plain) if tls else plain as connection:
+                with client.wrap_socket(plain) as connection:
                     connection.sendall(head(key, "Transfer-Encoding: chunked"))
                     while True:
                         connection.sendall(chunk)

@@ -1,41 +1,32 @@
-"""Tests TLS from outside: sslscan finds nothing weak, slow handshakes delay no other client, and under load every request
-is answered.
+"""Tests TLS from outside: sslscan finds nothing weak.
 
     python3 tests/outside/tls.py
 
-tests/conformance/run.py --tls checks the contract over TLS.
+tests/conformance/run.py --tls checks the contract over TLS, slow_clients.py slow handshakes.
 """
 
-import asyncio
 import contextlib
 import http.client
-import json
 import pathlib
 import socket
 import ssl
 import subprocess
 import tempfile
-import time
 import xml.etree.ElementTree
 
 from service import REPLY_SECONDS, Runtime, Service, ensure
 
 NAME = "api.test"
-LAGGARDS = 300
-# The service ends a handshake after 20 s. The rest is for a busy machine.
-HANDSHAKE_SECONDS = 90
-LOAD_SECONDS = 300
 
 
 class Secured:
     """A certificate, and clients that trust it and no other."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, kind=("ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")):
         self.certificate, self.key = folder / "cert.pem", folder / "key.pem"
         subprocess.run(
-            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "30",
-             "-subj", f"/CN={NAME}", "-addext", f"subjectAltName=DNS:{NAME},IP:127.0.0.1",
-             "-keyout", self.key, "-out", self.certificate],
+            ["openssl", "req", "-x509", "-newkey", *kind, "-nodes", "-days", "30", "-subj", f"/CN={NAME}",
+             "-addext", f"subjectAltName=DNS:{NAME},IP:127.0.0.1", "-keyout", self.key, "-out", self.certificate],
             check=True, capture_output=True)
         self.settings = {"tls_cert": self.certificate, "tls_key": self.key}
         self.client = ssl.create_default_context(cafile=self.certificate)
@@ -121,113 +112,12 @@ def compression(service):
     return message[34 + 1 + message[34] + 2]
 
 
-def lag(service):
-    """Opens connections that send nothing, half of a first message, a whole one and nothing more, or one byte at a time.
-    One worker still answers other clients, and unfinished handshakes are ended in time."""
-    hello = hello_of(service.secured.client)
-    service.ensure_it_still_answers()
-    threads, memory = service.status("Threads"), service.status("VmRSS")
-    address = ("127.0.0.1", service.port)
-    with contextlib.ExitStack() as stack:
-        def clients(bytes_sent):
-            opened = [stack.enter_context(socket.create_connection(address, REPLY_SECONDS)) for _ in range(LAGGARDS)]
-            for index, client in enumerate(opened):
-                client.sendall(hello[:bytes_sent(index)])
-                client.setblocking(False)
-            return opened
-
-        began = time.monotonic()
-        clients(lambda index: 0)
-        halves = clients(lambda index: 1 + index % (len(hello) - 1))
-        mute = clients(lambda index: len(hello))
-        slow = clients(lambda index: 1)
-        sent, slowest, completions = 1, 0, 0
-        waiting = set(halves + mute + slow)
-        while waiting:
-            lasted = time.monotonic() - began
-            ensure(lasted < HANDSHAKE_SECONDS, f"{len(waiting)} handshakes are still open after {lasted:.0f} s")
-            asked = time.monotonic()
-            service.ensure_it_still_answers()
-            slowest = max(slowest, time.monotonic() - asked)
-            completions += 1
-            ensure(service.status("Threads") == threads, "the number of threads changed")
-            if sent < len(hello) - 1:
-                for client in slow:
-                    with contextlib.suppress(OSError):
-                        client.send(hello[sent:sent + 1])
-                sent += 1
-            waiting -= {client for client in waiting if has_ended(client)}
-            grown = service.status("VmRSS") - memory
-            time.sleep(0.1)  # a pace, not a wait: slow handshakes send one byte per round
-        ensure(grown < 4 * LAGGARDS * 24, f"{4 * LAGGARDS} handshakes took {grown} KiB")
-    service.ensure_it_ends_well()
-    print(f"{4 * LAGGARDS} slow handshakes: {completions} completions, the slowest {slowest * 1000:.0f} ms; "
-          f"all unfinished ones ended after {lasted:.0f} s")
-
-
-def has_ended(client):
-    """Returns whether the service has closed the connection; earlier bytes are ignored."""
-    try:
-        while True:
-            if not client.recv(65536):
-                return True
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-
-
-async def load(service, clients, rounds, each, is_kept):
-    """Runs many clients at once, which send `each` requests together. Returns how many requests were answered."""
-    body = json.dumps({"model": "adriaticum", "messages": [{"role": "user", "content": "x"}]})
-    request = (f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: {service.authorization}\r\n"
-               f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}").encode()
-
-    async def connect():
-        return await asyncio.open_connection(
-            "127.0.0.1", service.port, ssl=service.secured.client, server_hostname=NAME)
-
-    async def client():
-        reader, writer = await connect()
-        for number in range(rounds):
-            if number and not is_kept:
-                writer.close()
-                reader, writer = await connect()
-            writer.write(request * each)
-            for _ in range(each):
-                head = (await reader.readuntil(b"\r\n\r\n")).decode()
-                if not head.startswith("HTTP/1.1 200 "):
-                    raise OSError(head)
-                await reader.readexactly(int(head.lower().partition("content-length: ")[2].partition("\r\n")[0]))
-        writer.close()
-
-    await asyncio.wait_for(asyncio.gather(*(client() for _ in range(clients))), LOAD_SECONDS)
-    return clients * rounds * each
-
-
-def answer_under_load(service):
-    answered = 0
-    for clients in (1, 32, 128):
-        for rounds, each, is_kept in ((8, 1, True), (4, 1, False), (2, 4, True)):
-            try:
-                answered += asyncio.run(load(service, clients, rounds, each, is_kept))
-            except (OSError, EOFError, TimeoutError, asyncio.TimeoutError) as error:
-                raise SystemExit(f"{clients} clients, {each} requests together, connections kept: {is_kept}: not "
-                                 f"every request was answered with 200: {error!r}\n{service.last_logged()}")
-    service.ensure_it_ends_well()
-    print(f"under load over TLS: {answered} requests, {answered} answers")
-
-
 def main():
     with tempfile.TemporaryDirectory(prefix="adriaticum-tls-") as name, Runtime() as runtime:
         folder = pathlib.Path(name)
-        secured = Secured(folder)
-        with SecuredService(folder / "scanned", runtime, secured) as service:
+        with SecuredService(folder / "scanned", runtime, Secured(folder)) as service:
             scan(service)
-        with SecuredService(folder / "loaded", runtime, secured, queue=512) as service:
-            answer_under_load(service)
-        with SecuredService(folder / "lagging", runtime, secured, workers=1) as service:
-            lag(service)
+            service.ensure_it_ends_well()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import http.client
 import json
 import os
 import pathlib
-import ssl
 import statistics
 import subprocess
 import sys
@@ -46,8 +45,7 @@ class SlowRuntime:
     """An inference runtime in this program's loop. A message says whose it is and how many seconds it takes: "label 0.2"."""
 
     def __init__(self):
-        self.running, self.most, self.done = collections.Counter(), collections.Counter(), collections.Counter()
-        self.closed = {}  # when the caller of a label closed its connection before the answer
+        self.running, self.most = collections.Counter(), collections.Counter()
 
     async def serve(self, reader, writer):
         with contextlib.suppress(OSError, asyncio.IncompleteReadError), contextlib.closing(writer):
@@ -90,11 +88,9 @@ class SlowRuntime:
             async with asyncio.timeout(seconds):
                 await reader.read(1)
         except TimeoutError:
-            self.done[label] += 1
             return False
         finally:
             self.running[label] -= 1
-        self.closed[label] = time.monotonic()
         return True
 
 
@@ -201,12 +197,10 @@ class Trial:
     service_class = Service
     runtime_class = SlowRuntime
 
-    def __init__(self, name, seconds, certificate=None):
+    def __init__(self, name, seconds, secured=None):
         self.name, self.seconds, self.faults = name, seconds, []
-        self.settings, self.client_context, self.peak, self.note = {}, None, 0, ""
-        if certificate:
-            self.settings = {"tls_cert": certificate[0], "tls_key": certificate[1]}
-            self.client_context = ssl.create_default_context(cafile=certificate[0])
+        self.settings, self.client_context = (dict(secured.settings), secured.client) if secured else ({}, None)
+        self.peak, self.note = 0, ""
         self.health, self.quiet, self.attacked = Tally(), Tally(), Tally()
 
     async def __aenter__(self):
@@ -304,8 +298,11 @@ class Trial:
                 client.close()
                 await asyncio.sleep(0.1)
 
-    async def compare(self, attacker, honest=None, seconds=None, **options):
-        """The honest clients without and then with the attacker, and the bounds that hold in every attack."""
+    async def compare(self, attacker, honest=None, seconds=None, meanwhile=None, **options):
+        """The honest clients without and then with the attacker, and the bounds that hold in every attack.
+
+        `meanwhile` is awaited during the attack, too.
+        """
         honest = honest or {}
         self.quiet = await self.honest(self.seconds * QUIET_SHARE, **honest)
         async with self.attack(attacker, **options) as in_place:
@@ -314,11 +311,10 @@ class Trial:
             # Also while the attacker takes its place.
             while not placing.done():
                 await self.honest(0.1, **honest, tally=self.attacked)
-            await self.honest(seconds or self.seconds, **honest, tally=self.attacked)
+            attacked = self.honest(seconds or self.seconds, **honest, tally=self.attacked)
+            await asyncio.gather(attacked, *([meanwhile()] if meanwhile else []))
             self.expect(self.service.status("Threads") == self.threads, "the number of threads changed")
             probes.cancel()
-            # Before the attacker ends: the runtime may see its next request before the end of a cancelled one.
-            self.most = self.runtime.most.copy()
         self.check()
 
     def check(self):
