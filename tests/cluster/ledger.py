@@ -1,10 +1,9 @@
 """Compares what clients have read with the ledger."""
 
 import collections
-import json
 
 from cluster import psql  # first: it adds tests/outside to the path
-from acknowledged import Row
+from acknowledged import Row, failed_verification, other_sums, some
 from load import figures_of
 
 COLUMNS = "request_id, status, error_code, prompt_tokens, completion_tokens, total_tokens"
@@ -56,21 +55,6 @@ def faults(database, gateways, answers, asked):
     if len(unknown) > broken:
         found[f"rows of requests that no client sent (connections broke: {broken})"] = unknown
     for gateway in gateways:
-        verified = gateway.run("usage", "verify")
-        if verified.returncode:
-            found[f"usage verify of gateway {gateway.name}: {verified.stdout}{verified.stderr}"] = ["it fails"]
-        found[f"the sums of usage of gateway {gateway.name}"] = other_sums(gateway, rows)
-    return [f"{what} ({len(cases)}): {cases[0]}" for what, cases in found.items() if cases]
-
-
-def other_sums(gateway, rows):
-    usage = gateway.run("usage", "--json")
-    if usage.returncode:
-        return [usage.stderr]
-    shown = json.loads(usage.stdout)
-    expected = {
-        "requests": len(rows),
-        "errors": sum(row.status != 200 for row in rows),
-        "total_tokens": sum(row.figures[-1] or 0 for row in rows),
-    }
-    return [f"{name} is {shown[name]}, not {sum_}" for name, sum_ in expected.items() if shown[name] != sum_]
+        found[f"usage verify of gateway {gateway.name} fails"] = failed_verification(gateway)
+        found[f"the sums of usage of gateway {gateway.name} differ from the rows"] = other_sums(gateway, rows)
+    return [line for what, cases in found.items() for line in some(what, cases)]
