@@ -3,9 +3,9 @@
 
     STEPS="attacks console" make test-all
 
-Without STEPS it runs all of them, and before them, in two lanes, what they build and download. A step that fails does not
-stop the others. The output of each step is also in target/steps/STEP.log, and the end of that of a failed one comes last.
-Before the first step, the programs that all of them need are checked for, or installed.
+Without STEPS it runs all of them, and before them what they build and download. A step that fails does not stop the others.
+The output of each step is also in target/steps/STEP.log, and the end of that of a failed one comes last. Before the first
+step, the programs that all of them need are checked for, or installed.
 """
 
 import concurrent.futures
@@ -21,14 +21,19 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LOGS = ROOT / "target" / "steps"
 
-# Builds and downloads, which measure no time, so they may run beside each other. What may install packages is in one lane.
-LANES = (("lint", "need-deb", "need-image", "static"), ("downloads", "build", "test-builds"))
-# One after the other. The cheapest and most telling first.
-STEPS = ("test", "postgres", "tls", "openapi", "attacks", "crashes", "full-disk", "search", "prometheus", "clients", "console",
-         "model")
-STEPS_AS_ROOT = ("test-install", "test-cluster")
-# In the lanes: parts of other steps, and steps of their own.
-PARTS, PARTS_AS_ROOT, OWN = {"test-builds", "downloads"}, {"need-deb", "need-image", "static"}, ("lint", "build")
+# The steps of a line run beside each other, in lanes; a line begins when the one before has ended. What measures times runs
+# alone, the cheapest and most telling first.
+LINES = (
+    # What the others build and download. What may install packages is in one lane.
+    (("lint", "need-deb", "need-image", "static"), ("build", "test-builds"), ("downloads",)),
+    *(((step,),) for step in ("test", "postgres", "attacks", "openapi", "crashes")),
+    # These mostly wait.
+    (("clients",), ("tls", "full-disk", "search", "prometheus")),
+    *(((step,),) for step in ("console", "model", "test-install", "test-cluster")),
+)
+# Parts of other steps, which are no step by themselves.
+PARTS = ("need-deb", "need-image", "static", "test-builds", "downloads")
+AS_ROOT = ("need-deb", "need-image", "static", "test-install", "test-cluster")
 
 # Ends a step that hangs, so that the others still run.
 STEP_SECONDS = 1800
@@ -40,25 +45,25 @@ running, stopping = set(), threading.Event()
 
 
 def main():
-    is_root = os.geteuid() == 0
+    all_of_them = [step for line in LINES for lane in line for step in lane]
+    known = [step for step in all_of_them if step not in PARTS]
     chosen = os.environ.get("STEPS", "").split()
-    known = (*OWN, *STEPS, *STEPS_AS_ROOT)
     if unknown := set(chosen) - {*known}:
         print(f"unknown: {', '.join(sorted(unknown))}. The steps are: {' '.join(known)}", file=sys.stderr)
         sys.exit(2)
-    left_out = () if chosen or is_root else STEPS_AS_ROOT
-    parts = () if chosen else PARTS | (PARTS_AS_ROOT if is_root else set())
-    chosen = chosen or [step for step in known if step not in left_out]
-    if subprocess.run([ROOT / "tests" / "prerequisites", *chosen]).returncode != 0:
+    left_out = () if chosen or os.geteuid() == 0 else AS_ROOT
+    chosen = chosen or [step for step in all_of_them if step not in left_out]
+    if subprocess.run([ROOT / "tests" / "prerequisites", *(step for step in chosen if step not in PARTS)]).returncode != 0:
         sys.exit(1)
     LOGS.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGINT, stop)
-    began = time.monotonic()
-    lanes = [[step for step in lane if step in parts or step in chosen] for lane in LANES]
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        rows = [row for lane in pool.map(run_lane, lanes) for row in lane]
-    rows += [run(step, is_alone=True) for step in chosen if step not in OWN]
-    report(rows, left_out, time.monotonic() - began)
+    began, rows = time.monotonic(), []
+    for line in LINES:
+        lanes = [steps for lane in line if (steps := [step for step in lane if step in chosen])]
+        is_alone = len(lanes) == 1
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            rows += [row for its in pool.map(lambda steps: run_lane(steps, is_alone), lanes) for row in its]
+    report(rows, [step for step in left_out if step in known], time.monotonic() - began)
     sys.exit(1 if any(failure for *_, failure in rows) else 0)
 
 
@@ -71,8 +76,8 @@ def stop(*_):
     raise KeyboardInterrupt
 
 
-def run_lane(steps):
-    return [run(step, is_alone=False) for step in steps if not stopping.is_set()]
+def run_lane(steps, is_alone):
+    return [run(step, is_alone) for step in steps if not stopping.is_set()]
 
 
 def report(rows, left_out, seconds):
