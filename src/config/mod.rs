@@ -511,7 +511,7 @@ mod tests {
         fs::create_dir(&folder).expect("the folder for temporary files should take one");
         let path = folder.join("FILE");
         let mut wrong = Vec::new();
-        let cases: Vec<&str> = include_str!("../../tests/wrong_configurations.txt")
+        let cases: Vec<&str> = include_str!("wrong_configurations.txt")
             .trim_end()
             .split("\n\n")
             .collect();

@@ -183,7 +183,10 @@ pub fn with_clock(server: Server, time: i64) -> (Server, impl Fn(i64)) {
         server.folder.path("frozen_clock.so"),
         server.folder.path("now"),
     );
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/frozen_clock.c");
+    let source = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/integration/frozen_clock.c"
+    );
     let built = Command::new("cc")
         .args(["-shared", "-fPIC", "-o"])
         .arg(&library)
