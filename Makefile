@@ -77,7 +77,7 @@ postgres: need-postgres build ## Run the tests of the store and the ledger on Po
 	@# No case needs both, so one run does for both.
 	$(PYTHON) tests/conformance/run.py --postgres --tls
 
-tls: need-tls build ## Run over TLS: the conformance cases that need SQLite, sslscan, and slow handshakes
+tls: need-tls build ## Run over TLS: the conformance cases that need SQLite, and sslscan
 	$(PYTHON) tests/conformance/run.py --sqlite-only --tls
 	$(PYTHON) tests/outside/tls.py
 
@@ -110,7 +110,6 @@ console: need-console build tests/browser/node_modules/ready ## Test the console
 
 model: need-model build ## Test the release binary with the real model of make run
 	$(PYTHON) tests/outside/real_model.py
-	$(PYTHON) tests/outside/grounded_model.py
 
 test-install: need-test-install deb image ## Test the package in a booted Debian, three proxies, little memory and the image (as root)
 	$(PYTHON) tests/outside/install.py

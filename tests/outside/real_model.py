@@ -9,7 +9,6 @@ middle of an answer.
 
 import concurrent.futures
 import contextlib
-import http.client
 import json
 import os
 import pathlib
@@ -17,11 +16,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import types
 
-from service import ROOT, STOP_SECONDS, Service, ensure, free_port
+from service import ROOT, STOP_SECONDS, Service, conversation, ensure, free_port, until
 
 sys.path.insert(0, str(ROOT / "demo"))
 import run as make_run  # noqa: E402
@@ -40,35 +38,39 @@ PROMPTS = [
 ]
 
 
+GROUNDING = ROOT / "tests" / "grounding"
+# Questions about invented facts, and texts of which a good answer contains one.
+QUESTIONS = {asked["question"]: asked["facts"] for asked in json.loads((GROUNDING / "questions.json").read_text())
+             if asked.get("model")}
+LEAST_FACTS_WITH, MOST_FACTS_WITHOUT = 8, 1
+
+
 def prepare():
     """Downloads the runtime and the model, unless an earlier run has done so."""
     make_run.RUNTIME.mkdir(parents=True, exist_ok=True)
     make_run.prepare_runtime()
 
 
-def chat(content, **members):
-    return {"model": "adriaticum", "messages": [{"role": "user", "content": content}]} | members
-
-
-def ask(service, body):
-    """Returns the status and the text of the answer. A long answer takes minutes on a busy machine."""
-    connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=300)
-    with contextlib.closing(connection):
-        headers = {"Authorization": service.authorization, "Content-Type": "application/json"}
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
-        response = connection.getresponse()
-        return response.status, response.read().decode()
-
-
 def under_way(service, metrics_key):
     """Returns whether a worker processes a request."""
-    with contextlib.closing(service.connection()) as connection:
-        connection.request("GET", "/metrics", headers={"Host": "console.localhost", "Authorization": f"Bearer {metrics_key}"})
-        return b"\nadriaticum_workers_busy 1\n" in connection.getresponse().read()
+    return "\nadriaticum_workers_busy 1\n" in service.fetch("/metrics", Authorization=f"Bearer {metrics_key}").text
 
 
-def ensure_completion(status, text, max_tokens=248):
-    ensure(status == 200, f"no completion: {status} {text}")
+class PatientService(Service):
+    """A long answer takes minutes on a busy machine."""
+
+    def connection(self, timeout=300):
+        return super().connection(timeout)
+
+
+def complete(service, content, **members):
+    """Runs a completion with plausible figures."""
+    response = service.ask(conversation(content, **members))
+    ensure(response.status == 200, f"no completion: {response.status} {response.text}")
+    return ensure_plausible(response.text, members.get("max_tokens", 248))
+
+
+def ensure_plausible(text, max_tokens=248):
     answer = json.loads(text)
     prompt, completion, total = (answer["usage"][name] for name in ("prompt_tokens", "completion_tokens", "total_tokens"))
     ensure(prompt > 0 and 0 < completion <= max_tokens and total == prompt + completion, f"odd figures: {answer['usage']}")
@@ -97,25 +99,13 @@ def check_make_run():
             ensure("\nADRIATICUM_DATABASE=var/adriaticum.db " in text, f"it does not print the command for a password:\n{text}")
             command = text[text.index("\ncurl "):].split("\n\n")[0]
             done = subprocess.run(command, shell=True, capture_output=True, text=True)
-            ensure_completion(200 if done.returncode == 0 else done.returncode, done.stdout)
+            ensure_plausible(done.stdout)
             running.send_signal(signal.SIGINT)
             rest = running.communicate(timeout=STOP_SECONDS)[0]
         ensure(running.returncode == 0 and "Stopped." in rest, f"Ctrl-C did not stop it cleanly: {running.returncode} {rest}")
     starts = make_run.SERVICE_LOG.read_text(errors="replace").count("database ")
     ensure(starts >= 2, "the second start did not append to the log of the first")
     return f"make run: the second start took {seconds:.1f} s"
-
-
-def check_rotation(folder):
-    """A log is appended to until it is large, then renamed."""
-    log = folder / "rotated"
-    for size, kept in ((1, 1), (make_run.LOG_BYTES + 1, 0)):
-        log.write_bytes(b"x" * size)
-        with make_run.started(["true"], log):
-            pass
-        ensure(log.stat().st_size == kept, f"a log of {size} bytes has {log.stat().st_size} after a start")
-    ensure((folder / "rotated.1").stat().st_size == make_run.LOG_BYTES + 1, "the old log is gone")
-    return "the log of make run is appended to and rotated"
 
 
 @contextlib.contextmanager
@@ -130,12 +120,11 @@ def runtime(port, log):
 def check_prompts(service):
     tokens = 0
     for prompt in PROMPTS:
-        answer = ensure_completion(*ask(service, chat(**prompt)), prompt.get("max_tokens", 248))
-        tokens += answer["usage"]["total_tokens"]
+        tokens += complete(service, **prompt)["usage"]["total_tokens"]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        bodies = [chat(f"What is {number} plus {number}?", max_tokens=24, temperature=0) for number in range(8)]
-        for status, text in pool.map(lambda body: ask(service, body), bodies):
-            tokens += ensure_completion(status, text, 24)["usage"]["total_tokens"]
+        questions = [f"What is {number} plus {number}?" for number in range(8)]
+        answers = list(pool.map(lambda question: complete(service, question, max_tokens=24, temperature=0), questions))
+    tokens += sum(answer["usage"]["total_tokens"] for answer in answers)
     sums = json.loads(service.run("usage", "--json").stdout)
     ensure(sums["total_tokens"] == tokens and sums["unmeasured"] == 0, f"the answers have {tokens} tokens, the ledger has {sums}")
     ensure(sums["errors"] == 0, f"errors in the ledger: {sums}")
@@ -143,31 +132,52 @@ def check_prompts(service):
 
 
 def check_context(service):
-    status, text = ask(service, chat("𓀀𓁐𓂀" * 3_000))
-    ensure(status == 400, f"a prompt longer than the context gets {status}: {text[:300]}")
-    error = json.loads(text)["error"]
+    response = service.ask(conversation("𓀀𓁐𓂀" * 3_000))
+    ensure(response.status == 400, f"a prompt longer than the context gets {response.status}: {response.text[:300]}")
+    error = json.loads(response.text)["error"]
     ensure(error["code"] == "invalid_request" and "8192" in error["message"], f"the message does not name the context: {error}")
     return f"longer than the context: {error['message']}"
 
 
+def count_facts(service):
+    """Returns how many answers contain their fact. Prints each."""
+    count = 0
+    for question, facts in QUESTIONS.items():
+        answer = complete(service, question, max_tokens=64, temperature=0)
+        text = " ".join(answer["choices"][0]["message"]["content"].split())
+        is_found = any(fact in text for fact in facts)
+        count += is_found
+        print(f"  {'found  ' if is_found else 'missing'}  {question} {text[:100]}")
+    return count
+
+
+def check_grounding(service, grounded):
+    without = count_facts(service)
+    ensure(without <= MOST_FACTS_WITHOUT, f"without grounding, the model gives {without} facts, which it cannot know")
+    with grounded:
+        ensure(until(lambda: "are indexed" in grounded.logged()), f"there is no index:\n{grounded.last_logged()}")
+        found = count_facts(grounded)
+        ensure(found >= LEAST_FACTS_WITH, f"with grounding, the model gives {found} facts; at least {LEAST_FACTS_WITH} are expected")
+        grounded.ensure_it_ends_well()
+    return f"{found} of {len(QUESTIONS)} facts with grounding, {without} without"
+
+
 def check_killed(service, port, log):
     """Kills the runtime in the middle of an answer, and starts it again."""
-    outcome, metrics_key = {}, service.create_key("watch", "--permission", "metrics")
-    with runtime(port, log) as process:
-        long = chat("Tell me a very long story.", max_tokens=512, temperature=2)
-        asking = threading.Thread(target=lambda: outcome.update(reply=ask(service, long)))
-        asking.start()
+    metrics_key = service.create_key("watch", "--permission", "metrics")
+    with runtime(port, log) as process, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        long = conversation("Tell me a very long story.", max_tokens=512, temperature=2)
+        asking = pool.submit(service.ask, long)
         while not under_way(service, metrics_key):
-            ensure(asking.is_alive(), f"the answer came before the kill: {outcome}")
+            ensure(not asking.done(), "the answer came before the kill")
             time.sleep(0.01)
         process.kill()
-        asking.join()
-        status, text = outcome["reply"]
-        ensure(status == 502, f"a runtime that was killed gives {status}: {text}")
-    status, text = ask(service, chat("x"))
+        status = asking.result().status
+        ensure(status == 502, f"a runtime that was killed gives {status}")
+    status, text = service.complete()
     ensure(status == 502, f"an unreachable runtime gives {status}: {text}")
     with runtime(port, log):
-        ensure_completion(*ask(service, chat("Are you back?", max_tokens=8)), 8)
+        complete(service, "Are you back?", max_tokens=8)
     return "killed in the middle: 502, and completions again after its return"
 
 
@@ -175,11 +185,14 @@ def main():
     print(check_make_run())
     with tempfile.TemporaryDirectory(prefix="adriaticum-model-") as name:
         folder, port = pathlib.Path(name), free_port()
-        print(check_rotation(folder))
-        with Service(folder, types.SimpleNamespace(url=f"http://127.0.0.1:{port}/v1")) as service:
+        address = types.SimpleNamespace(url=f"http://127.0.0.1:{port}/v1")
+        (folder / "grounded").mkdir()
+        with PatientService(folder, address) as service:
             with runtime(port, folder / "runtime.log"):
                 print(check_prompts(service))
                 print(check_context(service))
+                print(check_grounding(service, PatientService(
+                    folder / "grounded", address, search_url=f"folder:{GROUNDING / 'documents'}", search_grounding="always")))
             print(check_killed(service, port, folder / "runtime.log"))
             service.ensure_it_ends_well()
 
