@@ -4,7 +4,8 @@
  *     cc -shared -fPIC -o unsynced.so unsynced.c
  *     UNSYNCED_DATABASE=/absolute/path UNSYNCED_LOG=/other/path LD_PRELOAD=./unsynced.so program
  *
- * Every call is passed on. A lock is held during a call and its record, so that the log has the real order.
+ * SQLite writes in no other way; if it did, power_cut.py would find that the log and the files differ. Every call is passed
+ * on. A lock is held during a call and its record, so that the log has the real order.
  * UNSYNCED_LIE names a file by its ending, such as -wal, whose syncs do nothing, are not logged, and report success.
  * While the file UNSYNCED_FAIL exists, syncs fail.
  */
@@ -26,7 +27,7 @@
 /* The function that this file replaces. */
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
-enum { CREATE = 'c', WRITE = 'w', TRUNCATE = 't', SYNC = 's', SYNC_FOLDER = 'd', UNLINK = 'u', RENAME = 'r' };
+enum { CREATE = 'c', WRITE = 'w', TRUNCATE = 't', SYNC = 's', SYNC_FOLDER = 'd' };
 
 /* As read by power_cut.py. The written bytes follow. The time is the end of the call, in nanoseconds of the monotonic
  * clock. */
@@ -139,16 +140,6 @@ int close(int file) {
     return REAL(close)(file);
 }
 
-ssize_t write(int file, const void *data, size_t length) {
-    const char *as = watched_as(file);
-    if (!as) return REAL(write)(file, data, length);
-    pthread_mutex_lock(&order);
-    ssize_t written = REAL(write)(file, data, length);
-    if (written > 0) record(WRITE, as, lseek(file, 0, SEEK_CUR) - written, data, written);
-    pthread_mutex_unlock(&order);
-    return written;
-}
-
 static ssize_t watched_pwrite(__typeof__(&pwrite64) real, int file, const void *data, size_t length, off64_t offset) {
     const char *as = watched_as(file);
     if (!as) return real(file, data, length, offset);
@@ -199,23 +190,3 @@ static int watched_sync(__typeof__(&fsync) real, int file) {
 int fsync(int file) { return watched_sync(REAL(fsync), file); }
 
 int fdatasync(int file) { return watched_sync(REAL(fdatasync), file); }
-
-int unlink(const char *path) {
-    const char *ending = ending_of(path);
-    if (!ending) return REAL(unlink)(path);
-    pthread_mutex_lock(&order);
-    int result = REAL(unlink)(path);
-    if (result == 0) record(UNLINK, ending, 0, NULL, 0);
-    pthread_mutex_unlock(&order);
-    return result;
-}
-
-int rename(const char *from, const char *to) {
-    const char *ending = ending_of(from) ? ending_of(from) : ending_of(to);
-    if (!ending) return REAL(rename)(from, to);
-    pthread_mutex_lock(&order);
-    int result = REAL(rename)(from, to);
-    if (result == 0) record(RENAME, ending, 0, NULL, 0);
-    pthread_mutex_unlock(&order);
-    return result;
-}
