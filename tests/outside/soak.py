@@ -2,9 +2,9 @@
 
     SOAK_MINUTES=60 python3 tests/outside/soak.py
 
-50 clients send good, broken and abandoned requests, a visitor uses the console, and retention removes old rows. Then the
-service is restarted. Memory must be bounded and no longer grow in the second half, descriptors and threads constant and the WAL
-bounded. Every 200 must be in the ledger, and the ledger must verify. It prints a line a minute.
+50 clients send good, broken and abandoned requests, and a visitor uses the console. Memory must be bounded and no longer grow in
+the second half, descriptors and threads constant and the WAL bounded. Every 200 must be in the ledger, and the ledger must
+verify. It prints a line a minute.
 """
 
 import asyncio
@@ -19,10 +19,9 @@ import threading
 import time
 
 from attackers import head, unknown_key
-from seal import seal
-from service import ROOT, Service, ensure, until
+from service import ROOT, ensure
 from small_memory import full_body
-from trial import BACK_SECONDS, Client, SlowRuntime, Tally, Trial, chat
+from trial import Client, SlowRuntime, Tally, Trial, chat
 
 sys.path.insert(0, str(ROOT / "bench"))
 from console import PAGES, PASSWORD, Visitor  # noqa: E402
@@ -30,7 +29,7 @@ from console import PAGES, PASSWORD, Visitor  # noqa: E402
 MINUTES = float(os.environ.get("SOAK_MINUTES", "60"))
 CLIENTS = 50
 # Requests per second of all clients together.
-RATE = float(os.environ.get("SOAK_RATE", "100"))
+RATE = 100
 SAMPLE_SECONDS = 1
 # Caches fill and the allocator's arenas grow to their size in this time.
 WARM_UP_MINUTES = min(5, MINUTES / 4)
@@ -40,18 +39,6 @@ MOST_GROWTH_MIB = 0.5
 # A checkpoint comes with 4 MiB, and the file keeps at most 8 once it begins again. A page of the console can hold it for a
 # round or two.
 MOST_WAL_MIB = 16
-OLD_ROWS = 20_000
-DAY = 86_400
-
-# Of the last four days, today not included. The first two are older than two days and removed at the first start, the third
-# at the second one, with another setting. The last is kept: without a row of it, retention would not trust the clock.
-ADD_OLD_ROWS = """
-    WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < :rows),
-    made AS (SELECT i, :start + i * :span / :rows AS ms FROM n)
-    INSERT INTO usage (request_id, key_id, key_name, created, status, prompt_tokens, completion_tokens, total_tokens,
-        duration_ms, queue_ms, runtime_ms, day)
-    SELECT printf('chatcmpl_%012x%020x', ms, i), 'key_0123456789abcdef', 'earlier', ms / 1000, 200, 11, 3, 14, 900.5, 0.1, 899.5,
-        date(ms / 1000, 'unixepoch') FROM made"""
 
 
 class UnreliableRuntime(SlowRuntime):
@@ -61,31 +48,7 @@ class UnreliableRuntime(SlowRuntime):
         return label == "fails" or await super().leaves(reader, label, seconds)
 
 
-class AgedService(Service):
-    """A service with rows that retention removes, some at once and others after its restart."""
-
-    def query(self, sql, values=()):
-        with contextlib.closing(sqlite3.connect(self.database, timeout=60)) as database, database:
-            return database.execute(sql, values).fetchall()
-
-    def __enter__(self):
-        span, today = 4 * DAY * 1000, int(time.time()) // DAY * DAY * 1000
-        with contextlib.closing(sqlite3.connect(self.database)) as database, database:
-            database.execute(ADD_OLD_ROWS, {"rows": OLD_ROWS, "start": today - span, "span": span})
-            seal(database)
-        self.keep_days(2)
-        return super().__enter__()
-
-    def keep_days(self, days):
-        """From the next start on."""
-        self.environment["ADRIATICUM_USAGE_RETENTION_DAYS"] = str(days)
-
-    def count_old_rows(self):
-        return self.query("SELECT count(*) FROM usage WHERE key_name = 'earlier'")[0][0]
-
-
 class Soak(Trial):
-    service_class = AgedService
     runtime_class = UnreliableRuntime
 
     def kinds(self):
@@ -182,13 +145,14 @@ class Soak(Trial):
         self.expect(grown <= 2, f"{grown} files more in the second half")
         self.expect(max(wal) <= MOST_WAL_MIB, f"the WAL grew to {max(wal):.1f} MiB")
 
-    def check_ledger(self, when):
+    def check_ledger(self):
         verified = self.service.run("usage", "verify")
-        print(f"usage verify {when}: {verified.stdout.strip()}")
-        self.expect(verified.returncode == 0, f"usage verify {when}: {verified.stdout}{verified.stderr}")
-        recorded = {id for (id,) in self.service.query("SELECT request_id FROM usage WHERE status = 200")}
+        print(f"usage verify: {verified.stdout.strip()}")
+        self.expect(verified.returncode == 0, f"usage verify: {verified.stdout}{verified.stderr}")
+        with contextlib.closing(sqlite3.connect(self.service.database)) as database:
+            recorded = {id for (id,) in database.execute("SELECT request_id FROM usage WHERE status = 200")}
         missing = [id for id in self.ids if id not in recorded]
-        self.expect(self.ids and not missing, f"{len(missing)} of {len(self.ids)} completions are not in the ledger {when}")
+        self.expect(self.ids and not missing, f"{len(missing)} of {len(self.ids)} completions are not in the ledger")
 
     async def run(self):
         self.service.run("console", "password", input=PASSWORD + "\n")
@@ -204,27 +168,7 @@ class Soak(Trial):
         await visits
         print(f"{len(self.ids)} completions; {tally}; {self.pages} pages")
         self.judge(samples)
-        is_back = await asyncio.to_thread(until, lambda: self.count_sockets() <= self.sockets, BACK_SECONDS)
-        self.expect(is_back, f"{self.count_sockets()} sockets after the load, {self.sockets} before")
-        self.check_ledger("before the restart")
-        await self.restart()
-
-    async def restart(self):
-        before = self.service.count_old_rows()
-        # Fewer if midnight has passed.
-        self.expect(0 < before <= OLD_ROWS // 2, f"{before} of {OLD_ROWS} old rows were left before the restart")
-        self.service.ensure_it_ends_well()
-        self.service.keep_days(1)
-        self.service.start()
-        self.service.wait_until_it_answers()
-        removed = await asyncio.to_thread(until, lambda: self.service.count_old_rows() <= before - OLD_ROWS // 4)
-        self.expect(removed, f"{self.service.count_old_rows()} of {before} old rows are left after the restart")
-        self.check_ledger("after the restart")
-        status = await self.honest(0.1, clients=1)
-        self.expect(status.success == 1, f"after the restart: {status}")
-        # Of a new process, with one connection to the runtime.
-        await asyncio.to_thread(until, lambda: not self.count_connections())
-        self.sockets = self.count_sockets()
+        self.check_ledger()
 
 
 def smallest_by_minute(samples):
