@@ -24,7 +24,7 @@ DOCUMENT = ROOT / "docs" / "openapi.yaml"
 
 # The same requests on every run, so that a failure can be reproduced.
 SEED = 20260101
-EXAMPLES = 2500
+EXAMPLES = 1000
 
 MAX_CONTENT_TOGETHER = 32_000
 MAX_BODY = 262_144

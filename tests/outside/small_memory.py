@@ -1,13 +1,12 @@
 """16 workers with full bodies in 32 MiB of memory and with short ones in 16 MiB, and 64 workers in at most 64 (as root).
 
-    python3 tests/outside/small_memory.py [--seconds N]
+    python3 tests/outside/small_memory.py
 
 The service runs in a memory cgroup, without swap and on one core. It must not be killed, and must answer every request with
 200 or 503. The runtime echoes the whole conversation, or it and Search send 64 workers the longest answers that are read, or
 64 workers query an index in which every passage has the word that they look for.
 """
 
-import argparse
 import asyncio
 import contextlib
 import itertools
@@ -21,6 +20,7 @@ from service import Service, ensure, until
 from trial import SlowRuntime, Tally, Trial, chat
 
 BODY = 262_144
+SECONDS = 5
 
 
 class Confined(Service):
@@ -132,9 +132,6 @@ async def load(mebibytes, clients, bodies, seconds, runtime=EchoingRuntime, serv
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=10)
-    seconds = parser.parse_args().seconds
     faults = []
     for name, mebibytes, clients, bodies, options in (
         ("full bodies", 32, 32, FULL, {}),
@@ -145,7 +142,7 @@ def main():
         ("long answers of Search", 32, 80, SHORT, {"workers": 64, "runtime": SearchingRuntime}),
         ("a large index", 64, 80, SHORT, {"workers": 64, "runtime": SlowRuntime, "service": Indexed} | INDEX),
     ):
-        tally, peak, its_faults = asyncio.run(load(mebibytes, clients, bodies, seconds, **options))
+        tally, peak, its_faults = asyncio.run(load(mebibytes, clients, bodies, SECONDS, **options))
         print(f"{clients} clients with {name} in {mebibytes} MiB: {tally}; at most {peak:.1f} MiB were used", flush=True)
         faults += [f"{clients} clients with {name} in {mebibytes} MiB: {fault}" for fault in its_faults]
     ensure(not faults, "\n".join(faults))
