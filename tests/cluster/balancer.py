@@ -1,13 +1,9 @@
 """HAProxy in front of the gateways, with the configuration of docs/cluster.md. Only addresses and the certificate are replaced."""
 
-import contextlib
-import re
 import subprocess
 
-from service import ROOT, Service, ensure, free_port, until
-
-HOST = "llm.example.org"
-CONSOLE = f"console.{HOST}"
+from proxies import documented, put_in
+from service import Service, ensure, free_port, listens, until
 
 
 class Balancer:
@@ -19,26 +15,24 @@ class Balancer:
 
     def __init__(self, folder, gateways):
         self.port, self.log = free_port(), folder / "haproxy.log"
-        blocks = re.findall(r"^```\w*\n(.*?)^```$", (ROOT / "docs" / "cluster.md").read_text(), re.DOTALL | re.MULTILINE)
-        block = next(block for block in blocks if "backend gateways" in block)
-        block, binds = re.subn(r"bind :443 .*", f"bind 127.0.0.1:{self.port}", block)
-        block, servers = re.subn(r"    server \w+ .*\n", "", block)
-        ensure(binds == 1 and servers == 2, "docs/cluster.md has another HAProxy configuration than this test knows")
         servers = "".join(f"    server {gateway.name} 127.0.0.1:{gateway.port}\n" for gateway in gateways)
+        lines = put_in(documented("defaults", "cluster.md"), {
+            "bind :443 ssl crt /etc/haproxy/llm.example.org.pem": f"bind 127.0.0.1:{self.port}",
+            "    server a 10.0.0.21:8080\n": "",
+            "    server b 10.0.0.22:8080\n": servers,
+        })
         self.file = folder / "haproxy.cfg"
-        self.file.write_text(block + servers)
+        self.file.write_text(lines)
 
     def __enter__(self):
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(["/usr/sbin/haproxy", "-db", "-f", self.file], stdout=log, stderr=log)
 
-        def listens():
+        def is_listening():
             ensure(self.process.poll() is None, f"HAProxy ended:\n{self.log.read_text()}")
-            with contextlib.suppress(OSError), contextlib.closing(self.connection(1)) as connection:
-                connection.connect()
-                return True
+            return listens(self.port)
 
-        until(listens)
+        ensure(until(is_listening), f"HAProxy does not listen:\n{self.log.read_text()}")
         return self
 
     def __exit__(self, *_):

@@ -13,9 +13,9 @@ import threading
 import time
 import typing
 
-from balancer import CONSOLE, HOST
 from cluster import CHANGE_SECONDS, psql
-from service import REPLY_SECONDS, Runtime, ensure, until
+from proxies import CONSOLE, HOST
+from service import REPLY_SECONDS, Runtime, conversation, ensure, read, send, until
 
 # Of each gateway and of HAProxy: more than a gateway has workers, so that some of their requests always wait for one.
 CLIENTS = 12
@@ -68,19 +68,15 @@ NUMBERS = itertools.count(1)
 def ask(gateway, key, is_slow=False):
     """Sends one completion on a new connection. Returns the answer; None if the gateway does not listen."""
     number = next(NUMBERS)
-    prompt = f"{number} slow" if is_slow else str(number)
-    body = {"model": "adriaticum", "messages": [{"role": "user", "content": prompt}]}
-    headers = {"Host": HOST, "Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-    began = time.monotonic()
+    body, began = conversation(f"{number} slow" if is_slow else str(number)), time.monotonic()
     with contextlib.closing(gateway.connection(REPLY_SECONDS)) as connection:
         try:
             connection.connect()
         except OSError:
             return None
         try:
-            connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
-            response = connection.getresponse()
-            response.read()
+            send(connection, key, body, Host=HOST)
+            response = read(connection)
         except (OSError, http.client.HTTPException):
             return Answer(gateway.name, number, None, None, False, began, time.monotonic())
         return Answer(gateway.name, number, response.headers["x-request-id"], response.status,
@@ -214,8 +210,7 @@ class Probes(Threads):
         with contextlib.suppress(OSError, http.client.HTTPException), contextlib.closing(gateway.connection(5)) as connection:
             for path in ("/readyz", "/healthz"):
                 connection.request("GET", path, headers={"Host": CONSOLE})
-                response = connection.getresponse()
-                response.read()
+                response = read(connection)
                 if path == "/readyz":
                     self.ready[gateway.name].append((time.monotonic(), response.status == 200))
                 elif response.status != 200:

@@ -25,9 +25,10 @@ import typing
 FOLDER = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "outside")]
 import ledger  # noqa: E402
-from balancer import CONSOLE, HOST, Balancer  # noqa: E402
+from balancer import Balancer  # noqa: E402
 from cluster import CHANGE_SECONDS, Cluster, locked, psql  # noqa: E402
 from load import CLIENTS, SLOW_SECONDS, Clients, Noise, NumberedRuntime, Probes, Revoker, Writer, ask, longest_gap  # noqa: E402
+from proxies import CONSOLE, HOST  # noqa: E402
 from service import Service, ensure, until  # noqa: E402
 
 GATEWAYS = ("a", "b")

@@ -12,7 +12,7 @@ import threading
 import time
 import typing
 
-from service import Runtime, ensure
+from service import Runtime, ask, conversation, ensure
 
 CLIENTS = 8
 REFUSED = 0.04
@@ -103,25 +103,22 @@ def be_a_client(service, answers, killed, chance):
         while not killed.is_set():
             refused = chance.random() < REFUSED
             try:
-                status, headers, text = send(connection, service, "nobody" if refused else "user")
+                response = send(connection, service, "nobody" if refused else "user")
             except (ConnectionError, http.client.HTTPException):
                 ensure(killed.is_set(), f"a connection broke while the service ran:\n{service.last_logged()}")
                 return answers.add_unanswered()
-            ensure(status == (400 if refused else 200), f"not the answer to this request: {status} {text}")
-            answers.add(parse(status, headers, json.loads(text)))
+            ensure(response.status == (400 if refused else 200), f"not the answer to this request: {response.status} {response.text}")
+            answers.add(parse(response))
 
 
 def send(connection, service, role):
     """Sends a request and reads the whole answer. An unknown role is refused."""
-    body = {"model": "adriaticum", "messages": [{"role": role, "content": "How many?"}]}
-    headers = {"Authorization": service.authorization, "Content-Type": "application/json"}
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
-    response = connection.getresponse()
-    return response.status, response.headers, response.read().decode()
+    return ask(connection, service.key, conversation("", messages=[{"role": role, "content": "How many?"}]))
 
 
-def parse(status, headers, body):
+def parse(response):
     """Returns what an answer says about the request."""
+    status, headers, body = response.status, response.headers, json.loads(response.text)
     if status == 200:
         request_id, usage = body["id"], body.get("usage") or {}
     else:

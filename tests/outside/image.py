@@ -5,7 +5,6 @@
 The network is the host's. Everything else is the image's: files, user, folder, environment, command.
 """
 
-import contextlib
 import json
 import os
 import pathlib
@@ -59,11 +58,6 @@ class Contained(Service):
         return subprocess.run([*self.config["Entrypoint"], *arguments], env=self.environment, capture_output=True, text=True,
                               timeout=REPLY_SECONDS, preexec_fn=self.enter, **options)
 
-    def get(self, path, host):
-        with contextlib.closing(self.connection()) as connection:
-            connection.request("GET", path, headers={"Host": host})
-            return connection.getresponse().status
-
 
 def main():
     ensure(os.geteuid() == 0, "image.py changes the root folder and the user, which needs root: sudo make test-install")
@@ -87,8 +81,8 @@ def main():
             with service:
                 service.wait_until_it_answers()
                 service.ensure_it_still_answers()
-                ensure(service.get("/sign-in", "console.test") == 200, "the console does not answer")
-                ensure(service.get("/readyz", "console.test") == 200, "it is not ready")
+                ensure(service.fetch("/sign-in", "console.test").status == 200, "the console does not answer")
+                ensure(service.fetch("/readyz", "console.test").status == 200, "it is not ready")
                 checked = service.run("check")
                 ensure(checked.returncode == 0, f"check: {checked.stdout}{checked.stderr}")
                 code = service.stop(signal.SIGTERM)

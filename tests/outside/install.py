@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 
-from service import ROOT, Runtime, ensure, free_port
+from service import ROOT, Runtime, ask, conversation, ensure, free_port, until
 
 MACHINE = ROOT / "target" / "machine"
 PACKAGES = ROOT / "target" / "debian"
@@ -37,6 +37,7 @@ PATIENCE = 30
 CLIENTS = 8
 
 RESTARTS = 5
+QUESTION = conversation("Still there?")
 
 
 def main():
@@ -133,7 +134,7 @@ def reload(machine, *_):
     good = machine.read("/etc/adriaticum/adriaticum.toml")
     machine.write("/etc/adriaticum/adriaticum.toml", 'log_level = "debug"\nqueue = 7\n' + good)
     machine.run("systemctl", "reload", "adriaticum")
-    wait_for(lambda: "queue" in machine.journal() and "restart" in machine.journal(), "the log says that a restart is needed", machine)
+    machine.wait_for(lambda: "queue" in machine.journal() and "restart" in machine.journal(), "the log says that a restart is needed")
     machine.write("/etc/adriaticum/adriaticum.toml", good)
     machine.run("systemctl", "reload", "adriaticum")
     ensure(machine.complete() == 200 and machine.pid() == pid, "the reload restarted the service")
@@ -149,7 +150,7 @@ def optional_runtime(machine, *_):
     machine.run("chmod", "755", "/usr/local/bin/llama-server")
     machine.run("systemctl", "start", "adriaticum-runtime")
     journal = ("journalctl", "--no-pager", "-u", "adriaticum-runtime")
-    wait_for(lambda: "a model" in machine.run(*journal), "the runtime reads its model", machine)
+    machine.wait_for(lambda: "a model" in machine.run(*journal), "the runtime reads its model")
     ensure(machine.show("adriaticum-runtime", "ActiveState") == "active", machine.run(*journal))
     return "active"
 
@@ -166,7 +167,7 @@ def kill(machine, *_):
 def watchdog(machine, *_):
     pid = machine.pid()
     os.kill(machine.outside(pid), signal.SIGSTOP)
-    wait_for(lambda: machine.pid() not in (0, pid), "the watchdog restarts a stopped service", machine)
+    machine.wait_for(lambda: machine.pid() not in (0, pid), "the watchdog restarts a stopped service")
     ensure("watchdog" in machine.run("journalctl", "-u", "adriaticum", "--no-pager").lower(), "it was not the watchdog")
     ensure(machine.complete() == 200, f"no completion:\n{machine.journal()}")
     return "restarted"
@@ -403,11 +404,8 @@ class Machine:
                 start_new_session=True,
             )
         try:
-            self.init = self.first_process()
-            end = time.monotonic() + BOOT_SECONDS
-            while self.try_run("systemctl", "is-system-running").stdout.strip() not in ("running", "degraded"):
-                ensure(time.monotonic() < end, f"it did not boot:\n{self.log.read_text(errors='replace')[-3000:]}")
-                time.sleep(0.2)
+            has_booted = until(self.has_booted, BOOT_SECONDS)
+            ensure(has_booted, f"it did not boot:\n{self.log.read_text(errors='replace')[-3000:]}")
         except BaseException:
             self.__exit__()
             raise
@@ -424,19 +422,19 @@ class Machine:
         shutil.rmtree(self.root, ignore_errors=True)
 
     def first_process(self):
-        """Returns the first process of the tree: nspawn's child, or a child of that."""
-        end = time.monotonic() + BOOT_SECONDS
-        while time.monotonic() < end:
-            ensure(self.nspawn.poll() is None, f"systemd-nspawn ended:\n{self.log.read_text(errors='replace')}")
-            ahead = [self.nspawn.pid]
-            while ahead:
-                pid = ahead.pop()
-                with contextlib.suppress(OSError):
-                    if pathlib.Path(f"/proc/{pid}/comm").read_text().strip() == "systemd":
-                        return pid
-                    ahead += map(int, pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
-            time.sleep(0.1)
-        raise SystemExit("systemd did not start in the tree")
+        """Returns the first process of the tree: nspawn's child, or a child of that; None if it is not there yet."""
+        ensure(self.nspawn.poll() is None, f"systemd-nspawn ended:\n{self.log.read_text(errors='replace')}")
+        ahead = [self.nspawn.pid]
+        for pid in ahead:
+            with contextlib.suppress(OSError):
+                if pathlib.Path(f"/proc/{pid}/comm").read_text().strip() == "systemd":
+                    return pid
+                ahead += map(int, pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        return None
+
+    def has_booted(self):
+        self.init = self.first_process()
+        return self.init and self.try_run("systemctl", "is-system-running").stdout.strip() in ("running", "degraded")
 
     def try_run(self, *command):
         inside = ["nsenter", "-t", str(self.init), "-m", "-u", "-i", "-p", "-C", "-r", "-w", "env", "-i"]
@@ -505,21 +503,17 @@ class Machine:
     def journal(self):
         return self.run("journalctl", "--no-pager", "-n", "40", "-u", "adriaticum", "-u", "adriaticum.socket")
 
+    def wait_for(self, condition, what):
+        ensure(until(condition, PATIENCE), f"timeout while waiting for: {what}\n{self.journal()}")
+
+    def connect(self, timeout=PATIENCE, host="127.0.0.1"):
+        return contextlib.closing(http.client.HTTPConnection(host, self.port, timeout=timeout))
+
     def complete(self, timeout=PATIENCE, host="127.0.0.1"):
-        connection = http.client.HTTPConnection(host, self.port, timeout=timeout)
-        with contextlib.closing(connection):
-            status = ask(connection, self.key)
+        with self.connect(timeout, host) as connection:
+            status = ask(connection, self.key, QUESTION).status
         self.answered += status == 200
         return status
-
-
-def ask(connection, key):
-    body = {"model": "adriaticum", "messages": [{"role": "user", "content": "Still there?"}]}
-    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
-    response = connection.getresponse()
-    response.read()
-    return response.status
 
 
 class Load:
@@ -535,8 +529,7 @@ class Load:
         self.slowest = 0.0
         self.failures = []
         self.done = threading.Event()
-        kinds = itertools.cycle((self.on_new_connections, self.on_kept_connections))
-        self.threads = [threading.Thread(target=self.guarded, args=(next(kinds),)) for _ in range(CLIENTS)]
+        self.threads = [threading.Thread(target=self.guarded, args=(kind,)) for kind in ("new", "kept") * (CLIENTS // 2)]
 
     def __enter__(self):
         for thread in self.threads:
@@ -561,16 +554,13 @@ class Load:
     def ensure_nothing_failed(self):
         ensure(not self.failures, f"{len(self.failures)} failed: {self.failures[:5]}\n{self.machine.journal()}")
 
-    def guarded(self, work):
+    def guarded(self, kind):
         try:
             while not self.done.is_set():
-                work()
+                self.use_a_connection(kind)
         except Exception as error:  # Any error here means that a request failed.
             with self.lock:
                 self.failures.append(repr(error))
-
-    def connect(self):
-        return http.client.HTTPConnection("127.0.0.1", self.machine.port, timeout=PATIENCE)
 
     def count(self, kind, status, began):
         with self.lock:
@@ -580,44 +570,27 @@ class Load:
             else:
                 self.failures.append(f"status {status}")
 
-    def on_new_connections(self):
-        began = time.monotonic()
-        with contextlib.closing(self.connect()) as connection:
-            self.count("new", ask(connection, self.machine.key), began)
-
-    def on_kept_connections(self):
-        with contextlib.closing(self.connect()) as connection:
-            asked = 0
-            while not self.done.is_set():
+    def use_a_connection(self, kind):
+        with self.machine.connect() as connection:
+            for asked in itertools.count():
                 began = time.monotonic()
                 try:
-                    status = ask(connection, self.machine.key)
+                    status = ask(connection, self.machine.key, QUESTION).status
                 except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
                     if asked == 0:
                         raise
                     with self.lock:
                         self.again += 1
                     return
-                self.count("kept", status, began)
-                asked += 1
-                if connection.sock is None:
-                    # The service announced that it closes the connection.
+                self.count(kind, status, began)
+                # Without a socket, the service announced that it closes the connection.
+                if kind == "new" or connection.sock is None or self.done.is_set():
                     return
 
     def wait_for_more(self, answers):
         wanted = sum(self.answers.values()) + answers
-        end = time.monotonic() + PATIENCE
-        while sum(self.answers.values()) < wanted:
-            self.ensure_nothing_failed()
-            ensure(time.monotonic() < end, f"there are no more answers:\n{self.machine.journal()}")
-            time.sleep(0.01)
-
-
-def wait_for(condition, what, machine):
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        ensure(time.monotonic() < end, f"timeout while waiting for: {what}\n{machine.journal()}")
-        time.sleep(0.1)
+        self.machine.wait_for(lambda: self.failures or sum(self.answers.values()) >= wanted, "more answers")
+        self.ensure_nothing_failed()
 
 
 if __name__ == "__main__":

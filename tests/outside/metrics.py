@@ -3,15 +3,13 @@
     python3 tests/outside/metrics.py
 
 It needs Debian's package prometheus. It uses the configurations in docs/monitoring.md, and runs the queries of the
-dashboard and of the alert rules.
+dashboard and of the alert rules. tests/integration/metrics.rs tests the figures themselves.
 """
 
 import contextlib
-import http.client
 import json
 import pathlib
 import re
-import sqlite3
 import subprocess
 import tempfile
 import time
@@ -26,7 +24,6 @@ ALERTS = ROOT / "docs" / "monitoring" / "alerts.yml"
 ALERTS_TEST = ROOT / "tests" / "outside" / "alerts_test.yml"
 DASHBOARD = ROOT / "docs" / "monitoring" / "dashboard.json"
 
-CONSOLE_HOST = "console.localhost"
 COMPLETIONS = 6
 PATIENCE = 60
 
@@ -87,85 +84,11 @@ def promtool(*arguments, **options):
     ensure(done.returncode == 0, f"promtool {' '.join(map(str, arguments))}:\n{done.stdout}{done.stderr}")
 
 
-def get(service, path, key=None, host=CONSOLE_HOST, method="GET"):
-    connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=10)
-    with contextlib.closing(connection):
-        headers = {"Host": host} | ({"Authorization": f"Bearer {key}"} if key else {})
-        connection.request(method, path, headers=headers)
-        response = connection.getresponse()
-        return response, response.read().decode()
-
-
-def ensure_only_a_key_with_the_permission_reads_them(service, key):
-    for wrong, status, code in ((None, 401, "invalid_api_key"), ("adr_no", 401, "invalid_api_key"),
-                                (service.key, 403, "insufficient_permission")):
-        response, text = get(service, "/metrics", wrong)
-        ensure(response.status == status, f"{response.status} instead of {status}: {text}")
-        ensure(json.loads(text)["error"]["code"] == code, f"not {code}: {text}")
-    response, text = get(service, "/metrics", key, host="localhost")
-    ensure(response.status == 404 and "adriaticum_" not in text, "the metrics are served on the API's host")
-    response, text = get(service, "/metrics", key, method="HEAD")
-    ensure(response.status == 200 and not text, f"HEAD: {response.status} {text}")
-
-
 def scrape(service, key):
-    response, text = get(service, "/metrics", key)
-    ensure(response.status == 200, f"no metrics: {response.status} {text}")
-    kind = response.headers["Content-Type"]
-    ensure(kind == "text/plain; version=0.0.4; charset=utf-8", f"the type of the metrics is {kind}")
-    return text
-
-
-def sample(text, series):
-    found = [line.rpartition(" ")[2] for line in text.splitlines() if line.rpartition(" ")[0] == series]
-    ensure(len(found) == 1, f"{series} has {len(found)} samples")
-    return float(found[0])
-
-
-def ensure_it_counts(service, key):
-    def counts():
-        text = scrape(service, key)
-        promtool("check", "metrics", input=text)
-        return [sample(text, series) for series in (
-            'adriaticum_requests_total{status="200",code="ok"}',
-            'adriaticum_requests_total{status="404",code="not_found"}',
-            'adriaticum_tokens_total{kind="prompt"}',
-            'adriaticum_completions_unmeasured_total',
-            'adriaticum_request_duration_seconds_count{outcome="completion"}',
-            'adriaticum_ledger_duration_seconds_count',
-        )]
-
-    before, rows = counts(), rows_of(service)
-    for _ in range(COMPLETIONS):
-        ensure(service.complete()[0] == 200, "the service does not answer")
-    get(service, "/", host="localhost")
-    more = [after - earlier for after, earlier in zip(counts(), before)]
-    # The runtime measures every other completion, and each has 11 tokens in its prompt.
-    half = COMPLETIONS // 2
-    ensure(more == [COMPLETIONS, 1, 11 * half, half, COMPLETIONS, COMPLETIONS], f"it counted {more}")
-    ensure(rows_of(service) == rows + COMPLETIONS, "a scrape left a row in the ledger")
-    # The last use of a key is that of its newest row.
-    used = {tuple(key["permissions"]): key["last_used"] for key in json.loads(service.run("keys", "list", "--json").stdout)}
-    ensure(used["completions",], f"the last use of a key is not known: {used}")
-    ensure(used["metrics",] is None, f"a scrape counts as the use of a key: {used}")
-
-
-def ensure_the_ledger_is_available(text):
-    expected = {"adriaticum_ledger_available": 1, "adriaticum_ledger_errors_total": 0}
-    found = {name: sample(text, name) for name in expected}
-    ensure(found == expected, f"the state of the ledger is {found}")
-    ensure(sample(text, "adriaticum_wal_bytes") > 0, "the WAL is empty after several rows")
-
-
-def rows_of(service):
-    with contextlib.closing(sqlite3.connect(service.database)) as database:
-        return database.execute("SELECT count(*) FROM usage").fetchone()[0]
-
-
-def ensure_the_probes_answer(service):
-    for path, line in (("/healthz", "ok\n"), ("/readyz", "works\n")):
-        response, text = get(service, path)
-        ensure((response.status, text) == (200, line), f"{path}: {response.status} {text}")
+    response = service.fetch("/metrics", Authorization=f"Bearer {key}")
+    ensure(response.status == 200, f"no metrics: {response.status} {response.text}")
+    promtool("check", "metrics", input=response.text)
+    return response.text
 
 
 def families(text):
@@ -252,11 +175,9 @@ def main():
             key = service.create_key("prometheus", "--permission", "metrics")
             key_id = json.loads(service.run("keys", "list", "--json").stdout)[0]["id"]
             ensure(service.run("keys", "set", key_id, "--budget", "1000000/month").returncode == 0, "it has no budget")
-            ensure_the_probes_answer(service)
-            ensure_only_a_key_with_the_permission_reads_them(service, key)
-            ensure_it_counts(service, key)
+            for _ in range(COMPLETIONS):
+                service.ensure_it_still_answers()
             text = scrape(service, key)
-            ensure_the_ledger_is_available(text)
             ensure_the_guide_names_them_all(text)
             # Its sample needs TLS.
             exposed = samples(text) | {"adriaticum_tls_certificate_expiry_timestamp_seconds"}

@@ -6,8 +6,8 @@ Only the ports, the certificate and the socket are replaced.
 """
 
 import contextlib
+import functools
 import http.client
-import json
 import pathlib
 import re
 import shutil
@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import time
 
-from service import ROOT, SILENT, START_SECONDS, Runtime, Service, ensure, free_port, until
+from service import ROOT, SILENT, START_SECONDS, Runtime, Service, ask, conversation, ensure, free_port, listens, send, until
 
 HOST = "llm.example.org"
 CONSOLE = f"console.{HOST}"
@@ -46,21 +46,25 @@ def try_out(proxy, folder, runtime):
         service.environment |= {"ADRIATICUM_LISTEN": f"unix:{unix}", "ADRIATICUM_SOCKET_MODE": "0666"}
     service.start()
     command = proxy(folder, port, unix, service.port)
+    service.port, service.connection = port, functools.partial(Tls, "127.0.0.1", port, timeout=START_SECONDS)
     log = folder / "proxy.log"
     with log.open("wb") as output:
         running = subprocess.Popen(command, stdout=output, stderr=output, env={"HOME": str(folder), "PATH": "/usr/sbin:/usr/bin"})
     try:
-        status, text = ask(port, service, "Still there?", running, log)
-        ensure(status == 200 and "Still there?" in text, f"{proxy.__name__}: {status} {text}\n{log.read_text()}")
-        status, text = ask(port, service, "x" * LARGEST_BODY, running, log)
-        ensure(status == 413 and "request_id" in text, f"{proxy.__name__} gives {status} of its own: {text[:300]}")
-        page = get(port, CONSOLE)
+        ensure(until(lambda: listens(port) or running.poll(), START_SECONDS) and running.poll() is None,
+               f"{proxy.__name__} does not start:\n{log.read_text()}")
+        response = complete(service, "Still there?")
+        ensure(response.status == 200, f"{proxy.__name__}: {response.status} {response.text}\n{log.read_text()}")
+        response = complete(service, "x" * LARGEST_BODY)
+        ensure(response.status == 413 and "request_id" in response.text,
+               f"{proxy.__name__} gives {response.status} of its own: {response.text[:300]}")
+        page = service.fetch("/sign-in", CONSOLE)
         ensure(page.status == 200 and page.headers["strict-transport-security"],
                f"{proxy.__name__}: the console does not know that the client came by HTTPS: {page.status} {page.headers}")
-        other = get(port, "console.localhost")
+        other = service.fetch("/sign-in")
         ensure(other.status in (200, 421) and "Adriaticum" not in other.text, f"{proxy.__name__} passes another host on: {other.status}")
-        seconds = leave(port, service, runtime, proxy.__name__)
-        status, _ = ask(port, service, "The next one", running, log)
+        seconds = leave(service, runtime, proxy.__name__)
+        status = complete(service, "The next one").status
         ensure(status == 200, f"{proxy.__name__}: after a client has left, the next one gets {status}")
         print(f"proxies: {proxy.__name__}: the runtime's call ended {1000 * seconds:.0f} ms after the client left", flush=True)
     finally:
@@ -69,43 +73,19 @@ def try_out(proxy, folder, runtime):
         service.kill()
 
 
-def get(port, host):
-    with contextlib.closing(Tls("127.0.0.1", port, timeout=START_SECONDS)) as connection:
-        connection.request("GET", "/sign-in", headers={"Host": host})
-        response = connection.getresponse()
-        response.text = response.read().decode()
-        return response
+def complete(service, content):
+    with contextlib.closing(service.connection()) as connection:
+        return ask(connection, service.key, conversation(content), Host=HOST)
 
 
-def ask(port, service, content, proxy, log):
-    """Runs a completion through the proxy, which may still be starting."""
-    body = json.dumps({"model": "adriaticum", "messages": [{"role": "user", "content": content}]})
-    headers = {"Authorization": service.authorization, "Content-Type": "application/json", "Host": HOST}
-    end = time.monotonic() + START_SECONDS
-    while True:
-        connection = Tls("127.0.0.1", port, timeout=START_SECONDS)
-        try:
-            connection.request("POST", "/v1/chat/completions", body, headers)
-            response = connection.getresponse()
-            return response.status, response.read().decode()
-        except ConnectionRefusedError:
-            ensure(proxy.poll() is None and time.monotonic() < end, f"the proxy does not start:\n{log.read_text()}")
-            time.sleep(0.05)
-        finally:
-            connection.close()
-
-
-def leave(port, service, runtime, name):
+def leave(service, runtime, name):
     """Closes a connection whose request runs, and returns the time until the runtime sees the end of its call."""
     runtime.answer = lambda _body: (SILENT, None)
     calls, ended = len(runtime.calls), len(runtime.ended)
-    connection = Tls("127.0.0.1", port, timeout=START_SECONDS)
-    body = json.dumps({"model": "adriaticum", "messages": [{"role": "user", "content": "Nobody waits for it"}]})
-    headers = {"Authorization": service.authorization, "Content-Type": "application/json", "Host": HOST}
-    connection.request("POST", "/v1/chat/completions", body, headers)
-    ensure(until(lambda: len(runtime.calls) > calls), f"{name}: the request does not reach the runtime")
-    left = time.monotonic()
-    connection.close()
+    with contextlib.closing(service.connection()) as connection:
+        send(connection, service.key, conversation("Nobody waits for it"), Host=HOST)
+        ensure(until(lambda: len(runtime.calls) > calls), f"{name}: the request does not reach the runtime")
+        left = time.monotonic()
     ensure(until(lambda: len(runtime.ended) > ended), f"{name} does not pass on that the client has left")
     runtime.answer = runtime.echo
     return runtime.ended[-1] - left

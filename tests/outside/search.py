@@ -7,16 +7,14 @@ succeed again, without a restart.
 """
 
 import contextlib
-import http.client
-import json
 import os
 import pathlib
 import sqlite3
 import subprocess
 import tempfile
-import time
+import urllib.request
 
-from service import START_SECONDS, Runtime, Service, ensure, free_port
+from service import START_SECONDS, Runtime, Service, conversation, ensure, free_port, until
 
 FACTS = {
     "The Velna lighthouse": "The Velna lighthouse is <b>47</b> metres high &amp; made of grey stone.",
@@ -75,19 +73,12 @@ class Searx:
                 ["searx-run"], env=os.environ | {"SEARX_SETTINGS_PATH": str(self.settings)}, stdout=log, stderr=log
             )
         # searx first loads the descriptions of all engines.
-        end = time.monotonic() + START_SECONDS
-        while time.monotonic() < end:
-            log_text = self.log.read_text(errors="replace")
-            ensure(self.process.poll() is None, f"searx ended at its start:\n{log_text}")
-            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
-            with contextlib.closing(connection), contextlib.suppress(OSError):
-                connection.request("GET", "/search?q=Ombra&format=json")
-                response = connection.getresponse()
-                found = response.read().decode()
-                ensure(response.status == 200 and "212" in found, f"searx finds nothing: {response.status} {found}")
-                return
-            time.sleep(0.05)
-        raise SystemExit(f"searx did not answer in time:\n{log_text}")
+        ensure(until(self.finds_a_fact, START_SECONDS), f"searx does not answer:\n{self.log.read_text(errors='replace')}")
+
+    def finds_a_fact(self):
+        ensure(self.process.poll() is None, f"searx ended at its start:\n{self.log.read_text(errors='replace')}")
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/search?q=Ombra&format=json", timeout=10) as response:
+            return b"212" in response.read()
 
     def stop(self):
         self.process.kill()
@@ -102,25 +93,16 @@ class Model(Runtime):
         return [[message["content"] for message in call.body["messages"]] for call in self.calls]
 
 
-def ask(service, question):
-    with contextlib.closing(service.connection()) as connection:
-        body = {"model": "adriaticum", "messages": [{"role": "user", "content": question}]}
-        headers = {"Authorization": service.authorization, "Content-Type": "application/json"}
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
-        response = connection.getresponse()
-        return response.status, json.loads(response.read()), response.headers
-
-
-def row(service):
+def is_grounded(service):
+    """Whether the newest completion was."""
     with contextlib.closing(sqlite3.connect(f"file:{service.database}?mode=ro", uri=True)) as database:
-        columns = "status, error_code, grounded, search_reason, search_results"
-        return database.execute(f"SELECT {columns} FROM usage ORDER BY request_id DESC LIMIT 1").fetchone()
+        return database.execute("SELECT grounded FROM usage ORDER BY request_id DESC LIMIT 1").fetchone() == (1,)
 
 
 def expect_answer(service, model, question, *words):
     before = len(model.prompts)
-    status, answer, headers = ask(service, question)
-    ensure(status == 200, f"{question!r}: {status} {answer}")
+    response = service.ask(conversation(question))
+    ensure(response.status == 200, f"{question!r}: {response.status} {response.text}")
     ensure(len(model.prompts) == before + 1, f"{question!r}: the model was asked {len(model.prompts) - before} times")
     prompt = model.prompts[-1]
     ensure(prompt[-1] == question, f"the question was changed: {prompt}")
@@ -130,12 +112,9 @@ def expect_answer(service, model, question, *words):
 
 def expect_unavailable(service, model, when):
     before = len(model.prompts)
-    status, answer, headers = ask(service, "How deep is Lake Ombra?")
-    code = answer.get("error", {}).get("code")
-    ensure((status, code) == (503, "search_unavailable"), f"{when}: {status} {answer}")
-    ensure(headers["retry-after"] and headers["x-should-retry"] == "false", f"{when}: {headers}")
+    response = service.ask(conversation("How deep is Lake Ombra?"))
+    ensure(response.status == 503 and '"search_unavailable"' in response.text, f"{when}: {response.status} {response.text}")
     ensure(len(model.prompts) == before, f"{when}: the model was asked")
-    ensure(row(service) == (503, "search_unavailable", 0, "always", None), f"{when}: the row is {row(service)}")
 
 
 def main():
@@ -155,13 +134,13 @@ def check(service, model, searx):
 
     fact = "> The Velna lighthouse is 47 metres high & made of grey stone."
     expect_answer(service, model, "How high is the Velna lighthouse?", "Title: The Velna lighthouse (http://facts.test/1)", fact)
-    ensure(row(service)[:4] == (200, None, 1, "always"), f"the row is {row(service)}")
+    ensure(is_grounded(service), "a completion with a fact is not grounded")
     expect_answer(service, model, "What's the \"ferry\" to Orsk (called)? 'x' * -- ; AND", "Mirabel. It's painted green.")
     # With these characters, the first would send the query to an outside engine, and the others would be commands.
     expect_answer(service, model, "!!g Mirabel", "Mirabel")
     expect_answer(service, model, ":de !f <9 Ombra", "212")
     expect_answer(service, model, "Xyzzy?", "found nothing")
-    ensure(row(service) == (200, None, 0, "always", 0), f"the row is {row(service)}")
+    ensure(not is_grounded(service), "a completion without results is grounded")
 
     away = searx.database.with_suffix(".away")
     searx.database.rename(away)

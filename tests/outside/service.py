@@ -206,23 +206,19 @@ class Service:
         return self.process.wait(STOP_SECONDS)
 
     def wait_until_it_listens(self):
-        end = time.monotonic() + START_SECONDS
-        while time.monotonic() < end:
+        def is_listening():
             ensure(self.process.poll() is None, f"the service ended at its start:\n{self.last_logged()}")
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
-                return
-            time.sleep(0.01)
-        raise SystemExit(f"the service did not listen within {START_SECONDS} s:\n{self.last_logged()}")
+            return listens(self.port)
+
+        ensure(until(is_listening, START_SECONDS), f"the service did not listen within {START_SECONDS} s:\n{self.last_logged()}")
 
     def wait_until_it_answers(self):
         """Waits for the end of the start: the service listens before it opens the database. Leaves no row."""
         self.wait_until_it_listens()
-        with contextlib.closing(self.connection(START_SECONDS)) as connection:
-            try:
-                connection.request("GET", "/")
-                connection.getresponse().read()
-            except (OSError, http.client.HTTPException) as error:
-                raise SystemExit(f"the service did not answer after its start: {error!r}\n{self.last_logged()}")
+        try:
+            self.fetch("/", "localhost")
+        except (OSError, http.client.HTTPException) as error:
+            raise SystemExit(f"the service did not answer after its start: {error!r}\n{self.last_logged()}")
 
     def ensure_it_still_answers(self):
         self.ensure_it_did_not_panic()
@@ -235,14 +231,20 @@ class Service:
         source = self.client_address and (self.client_address, 0)
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout, source_address=source)
 
-    def complete(self):
-        """Runs a completion on a connection of its own; returns the status and the body's text."""
+    def ask(self, body):
+        """Sends a body on a connection of its own, and returns the response, with its `text`."""
         with contextlib.closing(self.connection()) as connection:
-            body = {"model": "adriaticum", "messages": [{"role": "user", "content": "Still there?"}]}
-            headers = {"Authorization": self.authorization, "Content-Type": "application/json"}
-            connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
-            response = connection.getresponse()
-            return response.status, response.read().decode()
+            return ask(connection, self.key, body)
+
+    def complete(self):
+        """Runs a completion; returns the status and the body's text."""
+        response = self.ask(conversation("Still there?"))
+        return response.status, response.text
+
+    def fetch(self, path, host="console.localhost", **headers):
+        with contextlib.closing(self.connection()) as connection:
+            connection.request("GET", path, headers={"Host": host} | headers)
+            return read(connection)
 
     def status(self, name):
         """Returns a number from /proc/PID/status, such as Threads or VmRSS (in KiB)."""
@@ -251,6 +253,10 @@ class Service:
             if key == name:
                 return int(value.split()[0])
         raise KeyError(name)
+
+    def ensure_it_verifies(self):
+        verified = self.run("usage", "verify")
+        ensure(verified.returncode == 0, f"the ledger does not verify: {verified.stdout}{verified.stderr}")
 
     def ensure_it_ends_well(self):
         code = self.stop()
@@ -268,6 +274,27 @@ class Service:
         return "\n".join(self.logged().splitlines()[-20:])
 
 
+def conversation(content, **members):
+    return {"model": "adriaticum", "messages": [{"role": "user", "content": content}]} | members
+
+
+def send(connection, key, body, **headers):
+    headers |= {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+
+
+def read(connection):
+    """Returns the response, with its `text`."""
+    response = connection.getresponse()
+    response.text = response.read().decode()
+    return response
+
+
+def ask(connection, key, body, **headers):
+    send(connection, key, body, **headers)
+    return read(connection)
+
+
 def free_port():
     """Returns a port below the range of outgoing connections, so that nothing takes it before the service does."""
     while True:
@@ -275,6 +302,12 @@ def free_port():
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
             return port
+
+
+def listens(port):
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
 
 
 def until(condition, seconds=REPLY_SECONDS):

@@ -14,7 +14,7 @@ import tempfile
 import time
 import urllib.parse
 
-from service import Runtime, Service, until
+from service import Runtime, Service, conversation, until
 from tls import NAME
 
 FOLDER = pathlib.Path(__file__).resolve().parent
@@ -38,7 +38,7 @@ QUIET_SHARE = 0.4
 
 
 def chat(content):
-    return json.dumps({"model": "adriaticum", "messages": [{"role": "user", "content": content}]}).encode()
+    return json.dumps(conversation(content)).encode()
 
 
 class SlowRuntime:
