@@ -8,7 +8,8 @@ FUZZ_SECONDS ?= 120
 	test-install test-cluster test-crash test-arm64 open-webui soak bench bench-years bench-model bench-memory bench-database bench-tools \
 	bench-docs bench-scale bench-console sizes install uninstall deb cross sbom static image fuzz mutants requirements clean \
 	downloads test-builds generated FORCE
-# On two cores, tests that run beside a build or another test would time out or measure each other.
+# On two cores, tests that run beside a build or another test would time out or measure each other. tests/steps.py knows which
+# do not.
 .NOTPARALLEL:
 
 # Reproducible builds: the binary contains no folder names, and packed files have the time of the last commit or, without

@@ -28,8 +28,8 @@ LINES = (
     (("lint", "need-deb", "need-image", "static"), ("build", "test-builds"), ("downloads",)),
     *(((step,),) for step in ("test", "postgres", "attacks", "openapi", "crashes")),
     # These mostly wait.
-    (("clients",), ("tls", "full-disk", "search", "prometheus")),
-    *(((step,),) for step in ("console", "model", "test-install", "test-cluster")),
+    (("console",), ("clients", "tls", "full-disk", "search", "prometheus")),
+    *(((step,),) for step in ("model", "test-install", "test-cluster")),
 )
 # Parts of other steps, which are no step by themselves.
 PARTS = ("need-deb", "need-image", "static", "test-builds", "downloads")
