@@ -1,10 +1,10 @@
-/* Logs a program's writes to a database's files and its syncs, in order, so that power_cut.py knows what a disk may
+/* Logs a program's writes to a database's files and its syncs, in order, so that crash.py knows what a disk may
  * contain after a power cut. For tests only:
  *
  *     cc -shared -fPIC -o unsynced.so unsynced.c
  *     UNSYNCED_DATABASE=/absolute/path UNSYNCED_LOG=/other/path LD_PRELOAD=./unsynced.so program
  *
- * SQLite writes in no other way; if it did, power_cut.py would find that the log and the files differ. Every call is passed
+ * SQLite writes in no other way; if it did, crash.py would find that the log and the files differ. Every call is passed
  * on. A lock is held during a call and its record, so that the log has the real order.
  * UNSYNCED_LIE names a file by its ending, such as -wal, whose syncs do nothing, are not logged, and report success.
  * While the file UNSYNCED_FAIL exists, syncs fail.
@@ -29,7 +29,7 @@
 
 enum { CREATE = 'c', WRITE = 'w', TRUNCATE = 't', SYNC = 's', SYNC_FOLDER = 'd' };
 
-/* As read by power_cut.py. The written bytes follow. The time is the end of the call, in nanoseconds of the monotonic
+/* As read by crash.py. The written bytes follow. The time is the end of the call, in nanoseconds of the monotonic
  * clock. */
 struct record {
     char operation;
