@@ -27,6 +27,9 @@
 /* The function that this file replaces. */
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
+/* Another name of a function. On a 64-bit system, the ones with 64 are no other functions. */
+#define ALSO(other, name) extern __typeof__(name) other __attribute__((alias(#name), copy(name)))
+
 enum { CREATE = 'c', WRITE = 'w', TRUNCATE = 't', SYNC = 's', SYNC_FOLDER = 'd' };
 
 /* As read by crash.py. The written bytes follow. The time is the end of the call, in nanoseconds of the monotonic
@@ -106,71 +109,48 @@ static void watch(int file, const char *as) {
     if (file >= 0) watched[file] = as;
 }
 
-static int watched_open(__typeof__(&open) real, const char *path, int flags, mode_t mode) {
+int open(const char *path, int flags, ...) {
+    va_list rest;
+    va_start(rest, flags);
+    mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0;
+    va_end(rest);
     const char *ending = ending_of(path);
     pthread_mutex_lock(&order);
     int is_new = ending && (flags & O_CREAT) && access(path, F_OK) != 0;
-    int file = real(path, flags, mode);
+    int file = REAL(open)(path, flags, mode);
     if (is_new && file >= 0) record(CREATE, ending, 0, NULL, 0);
     watch(file, ending ? ending : is_folder(path) ? FOLDER : NULL);
     pthread_mutex_unlock(&order);
     return file;
 }
-
-static mode_t mode_of(int flags, va_list rest) { return flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0; }
-
-int open(const char *path, int flags, ...) {
-    va_list rest;
-    va_start(rest, flags);
-    mode_t mode = mode_of(flags, rest);
-    va_end(rest);
-    return watched_open(REAL(open), path, flags, mode);
-}
-
-int open64(const char *path, int flags, ...) {
-    va_list rest;
-    va_start(rest, flags);
-    mode_t mode = mode_of(flags, rest);
-    va_end(rest);
-    return watched_open(REAL(open64), path, flags, mode);
-}
+ALSO(open64, open);
 
 int close(int file) {
     if (watched_as(file)) watch(file, NULL);
     return REAL(close)(file);
 }
 
-static ssize_t watched_pwrite(__typeof__(&pwrite64) real, int file, const void *data, size_t length, off64_t offset) {
+ssize_t pwrite(int file, const void *data, size_t length, off_t offset) {
     const char *as = watched_as(file);
-    if (!as) return real(file, data, length, offset);
+    if (!as) return REAL(pwrite)(file, data, length, offset);
     pthread_mutex_lock(&order);
-    ssize_t written = real(file, data, length, offset);
+    ssize_t written = REAL(pwrite)(file, data, length, offset);
     if (written > 0) record(WRITE, as, offset, data, written);
     pthread_mutex_unlock(&order);
     return written;
 }
+ALSO(pwrite64, pwrite);
 
-ssize_t pwrite(int file, const void *data, size_t length, off_t offset) {
-    return watched_pwrite(REAL(pwrite64), file, data, length, offset);
-}
-
-ssize_t pwrite64(int file, const void *data, size_t length, off64_t offset) {
-    return watched_pwrite(REAL(pwrite64), file, data, length, offset);
-}
-
-static int watched_truncate(__typeof__(&ftruncate64) real, int file, off64_t length) {
+int ftruncate(int file, off_t length) {
     const char *as = watched_as(file);
-    if (!as) return real(file, length);
+    if (!as) return REAL(ftruncate)(file, length);
     pthread_mutex_lock(&order);
-    int result = real(file, length);
+    int result = REAL(ftruncate)(file, length);
     if (result == 0) record(TRUNCATE, as, length, NULL, 0);
     pthread_mutex_unlock(&order);
     return result;
 }
-
-int ftruncate(int file, off_t length) { return watched_truncate(REAL(ftruncate64), file, length); }
-
-int ftruncate64(int file, off64_t length) { return watched_truncate(REAL(ftruncate64), file, length); }
+ALSO(ftruncate64, ftruncate);
 
 static int watched_sync(__typeof__(&fsync) real, int file) {
     const char *as = watched_as(file);
