@@ -245,27 +245,6 @@ const flows = {
     await page.getByText("concurrent: none → 7").first().waitFor();
   },
 
-  async "two operators change the same key: the last change wins, and the audit has both"() {
-    const one = await open("one");
-    const other = await open("one");
-    await signIn(one);
-    await signIn(other);
-    for (const page of [one, other]) await page.getByRole("link", { name: "billing service" }).click();
-    await other.getByLabel("Name", { exact: true }).fill("theirs");
-    await other.getByRole("button", { name: "Save changes" }).click();
-    await other.getByRole("status").waitFor();
-    await one.getByLabel("Name", { exact: true }).fill("mine");
-    await one.getByRole("button", { name: "Save changes" }).click();
-    await one.getByRole("status").filter({ hasText: "Saved mine" }).waitFor();
-    await one.getByRole("link", { name: "Audit" }).click();
-    for (const change of ["\"billing service\" → \"theirs\"", "\"theirs\" → \"mine\""]) await one.getByText(change).first().waitFor();
-    await one.goto(one.base + "/keys");
-    await one.getByRole("link", { name: "mine" }).click();
-    await one.getByLabel("Name", { exact: true }).fill("billing service");
-    await one.getByRole("button", { name: "Save changes" }).click();
-    await one.getByRole("status").filter({ hasText: "Saved billing service" }).waitFor();
-  },
-
   async "the list of keys: filter, order and pages, with and without JavaScript"() {
     for (const javaScriptEnabled of [true, false]) {
       const page = await open("keys", { javaScriptEnabled });

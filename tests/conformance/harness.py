@@ -49,6 +49,10 @@ class Reply:
     def json(self):
         return json.loads(self.body)
 
+    @property
+    def text(self):
+        return self.body.decode()
+
     def __repr__(self):
         return f"<{self.status} {self.body[:200]!r}>"
 
@@ -108,16 +112,17 @@ class Server(Service):
         files = [path for path in self.folder.rglob("*") if path.is_file()]
         return [path for path in files if text.encode() in path.read_bytes()]
 
-    def connect(self, timeout=REPLY_SECONDS):
-        connection = socket.create_connection(("127.0.0.1", self.port), timeout)
+    def connect(self, timeout=REPLY_SECONDS, source=None):
+        """Connects, from another address of this host if `source` names one."""
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout, source and (source, 0))
         if self.secured:
             connection = self.secured.client.wrap_socket(connection, server_hostname=NAME)
             self.tls_versions.append(connection.version())
         return connection
 
-    def raw(self, data, closes=False):
+    def raw(self, data, closes=False, source=None):
         """Sends bytes and reads one response. With `closes`, the server must then close the connection."""
-        with self.connect() as connection:
+        with self.connect(source=source) as connection:
             with contextlib.suppress(OSError):  # the server may answer and close before it has read everything
                 connection.sendall(data)
             reply = read_reply(connection)

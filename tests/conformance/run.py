@@ -5,8 +5,8 @@
 
 Runs the cases whose name contains one of the PARTs, by default all. A PART with a leading minus leaves cases out:
 run.py -- -search. With --tls every connection uses TLS. With --postgres the databases are on PostgreSQL, which the run
-starts, and the cases about files, triggers and locks of SQLite are left out; --sqlite-only runs those alone. ADRIATICUM
-names another binary than target/release/adriaticum.
+starts, and the cases about files, triggers and locks of SQLite are left out; --sqlite-only runs those of them alone in which
+clients connect. ADRIATICUM names another binary than target/release/adriaticum.
 """
 
 import argparse
@@ -22,10 +22,10 @@ import traceback
 FOLDER = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(FOLDER), str(FOLDER / "cases")]
 from harness import Secured, Server  # noqa: E402
-from postgres import LEFT_OUT, Postgres  # noqa: E402
+from postgres import LEFT_OUT, OF_FILES, Postgres  # noqa: E402
 
-MODULES = ("completions", "refusals", "wire", "runtimes", "grounding", "causes", "keys", "ledger", "console", "commands",
-           "settings", "openai", "zone", "lifecycle", "secrecy")
+MODULES = ("completions", "refusals", "wire", "runtimes", "grounding", "causes", "keys", "ledger", "console", "sign_in", "key_pages",
+           "figures", "commands", "settings", "openai", "zone", "lifecycle", "secrecy")
 
 
 def main():
@@ -36,7 +36,7 @@ def main():
     engine.add_argument("--sqlite-only", action="store_true")
     parser.add_argument("parts", nargs="*", metavar="PART")
     options = parser.parse_args()
-    parts = LEFT_OUT if options.sqlite_only else options.parts + [f"-{case}" for case in LEFT_OUT if options.postgres]
+    parts = LEFT_OUT if options.sqlite_only else options.parts + [f"-{case}" for case in LEFT_OUT + OF_FILES if options.postgres]
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="adriaticum-conformance-"))
         if options.tls:
