@@ -9,11 +9,10 @@ SEPARATOR, NULL = "\x1f", "<null>"
 
 # Cases about the files, triggers and locks of SQLite.
 LEFT_OUT = ("ledger.usage_that_cannot_be_recorded", "ledger.a_locked_database_delays_the_answer",
-            "ledger.a_database_locked_for_five_seconds_costs_no_more_inferences",
-            "commands.a_backup_is_a_consistent_copy_of_a_running_service",
-            "commands.a_restore_keeps_revocations_and_lists_what_it_undoes")
+            "ledger.a_database_locked_for_five_seconds_costs_no_more_inferences")
 # Cases about SQLite in which nothing depends on the connections of clients, so they need not be run over TLS.
-OF_FILES = ("figures.a_range_has_the_same_figures_everywhere", "figures.a_list_has_the_newest_requests")
+OF_FILES = ("restore.", "figures.a_range_has_the_same_figures_everywhere", "figures.a_list_has_the_newest_requests",
+            "ledger.a_damaged_database_is_refused")
 
 
 class Postgres:

@@ -25,7 +25,7 @@ from harness import Secured, Server  # noqa: E402
 from postgres import LEFT_OUT, OF_FILES, Postgres  # noqa: E402
 
 MODULES = ("completions", "refusals", "wire", "runtimes", "grounding", "causes", "keys", "ledger", "console", "sign_in", "key_pages",
-           "figures", "commands", "settings", "openai", "zone", "lifecycle", "secrecy")
+           "figures", "commands", "check", "restore", "settings", "openai", "zone", "lifecycle", "secrecy")
 
 
 def main():

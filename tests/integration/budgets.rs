@@ -4,11 +4,10 @@ use std::os::unix::fs::symlink;
 use std::process::Command;
 use std::thread;
 
-use rusqlite::types::Value::{Integer, Text};
-use serde_json::{Value, json};
+use rusqlite::types::Value::Integer;
+use serde_json::Value;
 
-use crate::metrics::{metrics_key, value};
-use crate::support::{Reply, Runtime, Script, Server, chat, request};
+use crate::support::{Reply, Runtime, Server, chat, request};
 
 /// What a completion of the scripted runtime costs.
 const COST: i64 = 14;
@@ -18,10 +17,6 @@ fn key_with(server: &Server, name: &str, budget: &str) -> String {
         .stdout_of(&["keys", "create", name, "--budget", budget])
         .trim()
         .to_owned()
-}
-
-fn keys(server: &Server) -> Vec<Value> {
-    serde_json::from_str(&server.stdout_of(&["keys", "list", "--json"])).expect("JSON")
 }
 
 #[track_caller]
@@ -74,7 +69,9 @@ pub fn use_up(servers: &[&Server], key: &str, completions: i64) {
         [[Integer(32)]],
         "each client has one refusal, with a row"
     );
-    assert_eq!(keys(servers[0])[0]["budget"]["used"], count * COST);
+    let keys = servers[0].stdout_of(&["keys", "list", "--json"]);
+    let keys: Value = serde_json::from_str(&keys).expect("JSON");
+    assert_eq!(keys[0]["budget"]["used"], count * COST);
     assert!(
         servers[0]
             .stdout_of(&["usage", "verify"])
@@ -88,93 +85,6 @@ fn many_clients_exceed_a_budget_by_no_more_than_what_was_running() {
     let server = Server::new(Some(&runtime)).start();
     let key = key_with(&server, "x", &format!("{}/month", 100 * COST - 1));
     use_up(&[&server], &key, 100);
-}
-
-#[test]
-fn a_used_budget_is_explained_and_can_be_changed() {
-    let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime)).start();
-    let key = key_with(&server, "x", "15/day");
-    let without = server.key();
-    for _ in 0..2 {
-        server.post(&key, &chat("x")).is_completion();
-    }
-    let message = is_used_up(&server.post(&key, &chat("x")));
-    assert!(
-        message.contains("28 of 15 tokens per day") && message.contains(" 00:00Z"),
-        "{message}"
-    );
-    is_used_up(&server.post(&key, &json!({})));
-    assert_eq!(runtime.count(), 2, "no inference was spent");
-    let rows = "SELECT status, error_code FROM usage WHERE status <> 200";
-    let refused = || vec![Integer(403), Text("insufficient_permission".into())];
-    assert_eq!(server.query(rows), [refused(), refused()]);
-    server.post(&without, &chat("x")).is_completion();
-    let mut listed = keys(&server);
-    listed.sort_by_key(|key| key["name"] != "x");
-    assert_eq!(
-        listed[0]["budget"],
-        json!({"tokens": 15, "per": "day", "used": 28})
-    );
-    assert_eq!(listed[1]["budget"], Value::Null);
-    assert!(server.stdout_of(&["keys", "list"]).contains("28 of 15/day"));
-    let id = listed[0]["id"].as_str().expect("an id");
-    let watcher = metrics_key(&server);
-    for (name, expected) in [("tokens", 15.0), ("used_tokens", 28.0)] {
-        let series = format!("adriaticum_key_budget_{name}{{key=\"{id}\",name=\"x\",per=\"day\"}}");
-        assert_eq!(value(&server, &watcher, &series), expected);
-    }
-    for (budget, is_enough) in [
-        ("28/month", false),
-        ("29/month", true),
-        ("1/day", false),
-        ("none", true),
-    ] {
-        server.stdout_of(&["keys", "set", id, "--budget", budget]);
-        let reply = server.post(&key, &chat("x"));
-        match is_enough {
-            true => _ = reply.is_completion(),
-            false => _ = is_used_up(&reply),
-        }
-    }
-    let details = "SELECT details FROM audit WHERE action <> 'key_created' ORDER BY id LIMIT 1";
-    assert_eq!(
-        server.query(details),
-        [[Text("budget: 15/day → 28/month".into())]]
-    );
-}
-
-/// A key that was made before the runtime was changed could be used without end.
-#[test]
-fn check_warns_of_a_budget_that_does_not_count_every_completion() {
-    let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime)).start();
-    let key = key_with(&server, "x", "1000/day");
-    server.post(&key, &chat("x")).is_completion();
-    let warning = || {
-        let printed = server.stdout_of(&["check"]);
-        printed
-            .lines()
-            .find(|line| line.starts_with("warn  budgets "))
-            .map(String::from)
-    };
-    assert_eq!(warning(), None);
-    runtime.next(Script::Answer(
-        200,
-        json!({"choices": [{"message": {"content": "x"}}]}),
-    ));
-    server.post(&key, &chat("x")).is_completion();
-    assert_eq!(
-        keys(&server)[0]["budget"]["used"],
-        COST,
-        "it is not counted"
-    );
-    let warning = warning().expect("a warning");
-    assert!(
-        warning.contains("total_tokens do not count: key_")
-            && warning.contains("1 completion this day"),
-        "{warning}"
-    );
 }
 
 /// Gives a service a clock of its own. Returns a function that sets it.

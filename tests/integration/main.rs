@@ -14,7 +14,6 @@ mod abandonment;
 mod addresses;
 mod budgets;
 mod causes;
-mod cli;
 mod client;
 mod console;
 mod crowd;
@@ -24,8 +23,6 @@ mod files;
 #[cfg(feature = "test-postgres")]
 mod gateways;
 mod hostile_answers;
-mod key_names;
-mod ledger;
 mod lifecycle;
 mod limits;
 mod logging;
@@ -36,10 +33,8 @@ mod packaging;
 #[cfg(feature = "test-postgres")]
 mod postgres;
 mod readiness;
-mod restore;
 mod root;
 mod runtime;
-mod schema_version;
 mod search;
 mod several_runtimes;
 mod states;

@@ -749,12 +749,3 @@ fn value_of<'a>(head: &'a str, name: &str) -> Option<&'a str> {
 pub fn exists(path: &Path) -> bool {
     path.symlink_metadata().is_ok()
 }
-
-/// The place of the head that `usage verify` prints. In a shared database the gateway's name comes before it.
-pub fn head_seq(printed: &str) -> &str {
-    let head = printed.split_once("The head is ").expect("a head").1;
-    head.split_whitespace()
-        .next()
-        .and_then(|head| head.rsplit(':').nth(1))
-        .expect("a place and a hash")
-}

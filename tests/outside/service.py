@@ -70,7 +70,7 @@ class Runtime(http.server.ThreadingHTTPServer):
                 self.send(status, reply)
 
         def do_GET(self):
-            self.send(200, {"status": "ok"})
+            self.send(*self.server.describe(self.path))
 
         def send(self, status, reply):
             pieces = reply if isinstance(reply, list) else [reply if isinstance(reply, bytes) else json.dumps(reply).encode()]
@@ -101,6 +101,10 @@ class Runtime(http.server.ThreadingHTTPServer):
 
     def answer(self, body):
         return self.echo(body)
+
+    def describe(self, _path):
+        """Answers a GET, such as for the list of models. Assign a function to it, or override it."""
+        return 200, {"status": "ok"}
 
     def good(self, _body):
         return 200, self.completion()

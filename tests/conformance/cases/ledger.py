@@ -1,5 +1,6 @@
 """The usage ledger: which requests have a row, what it contains, and when it is durable."""
 
+import concurrent.futures
 import contextlib
 import functools
 import json
@@ -10,8 +11,8 @@ import threading
 import time
 
 from harness import (
-    MAX_BODY, SILENT, Runtime, Server, beside, chat, is_completion, is_error, padded, read_reply, request, until)
-from shared import KEY, METRICS_KEY, RUNTIME, SERVER, bad, ok
+    MAX_BODY, SILENT, STOP_SECONDS, Runtime, Server, beside, chat, is_completion, is_error, padded, read_reply, request, until)
+from shared import KEY, METRICS_KEY, RUNTIME, SERVER, UNREACHABLE, bad, ok
 
 FIGURES = "prompt_tokens, completion_tokens, total_tokens"
 
@@ -67,12 +68,56 @@ def the_row_is_written_once_with_its_outcome():
         server.cli("usage", "verify")
 
 
+def rows_of_many_clients_are_in_the_chain_and_in_the_sums_when_their_answers_are_read():
+    with Server(RUNTIME) as server:
+        RUNTIME.answer = RUNTIME.good
+
+        def client(number):
+            """Its sums are not changed by other clients. Every fourth request is refused."""
+            key = server.create_key(f"client {number}")
+            with server.connect() as connection:
+                for count in range(1, 13):
+                    connection.sendall(request({} if count % 4 == 0 else chat(), key))
+                    request_id = read_reply(connection).headers["x-request-id"]
+                    found = server.rows(
+                        "SELECT sum(requests), sum(sums.total_tokens), seq > 0, length(hash) FROM usage"
+                        " JOIN usage_days AS sums USING (key_id) WHERE request_id = ? GROUP BY seq, hash", request_id)
+                    row, = found
+                    assert row[:2] == (count, 14 * (count - count // 4)) and row[2] in (1, "t") and row[3] == 32, (count, found)
+
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            list(pool.map(client, range(8)))
+        assert server.cli("usage", "verify").stdout.startswith("96 rows, nothing wrong. The head is ")
+
+
 def the_row_has_the_times():
     RUNTIME.answer = lambda body: (time.sleep(0.2), RUNTIME.good(body))[1]
     done = is_completion(SERVER.post(chat(), KEY))
     (created, runtime, whole), = SERVER.rows(
         "SELECT created, runtime_ms, duration_ms FROM usage WHERE request_id = ?", done["id"])
     assert 190 <= runtime <= whole and created == done["created"], (created, runtime, whole)
+    refused = bad({})["request_id"]
+    assert SERVER.rows("SELECT runtime_ms FROM usage WHERE request_id = ?", refused) == [(None,)]
+    odd = "SELECT count(*) FROM usage WHERE queue_ms + coalesce(runtime_ms, 0) > duration_ms + 0.002 OR duration_ms <= 0"
+    assert SERVER.rows(odd) == [(0,)], SERVER.rows(odd)
+
+
+def created_is_when_the_request_was_complete_and_not_when_a_worker_took_it():
+    runtime, gate = Runtime(), threading.Event()
+    runtime.answer = runtime.held(gate)
+    with Server(runtime, workers=1) as server, server.connect() as running, server.connect() as waiting:
+        key, metrics_key = server.create_key(), server.create_key("watch", "--permission", "metrics")
+        running.sendall(request(chat(), key))
+        assert until(lambda: runtime.calls)
+        waiting.sendall(request(chat(), key))
+        assert until(lambda: _has_metric(server, metrics_key, "adriaticum_queue_length", 1))
+        complete = int(time.time())
+        assert until(lambda: time.time() > complete + 2)
+        gate.set()
+        for connection in (running, waiting):
+            done = is_completion(read_reply(connection))
+            assert done["created"] <= complete and int(done["id"][9:21], 16) // 1000 == done["created"], done
+            assert server.rows("SELECT created FROM usage WHERE request_id = ?", done["id"]) == [(done["created"],)]
 
 
 def usage_that_cannot_be_recorded():
@@ -208,19 +253,32 @@ def a_waiting_request_whose_client_leaves_has_no_row():
         assert _has_metric(server, metrics_key, 'adriaticum_requests_abandoned_total{phase="waiting"}', 1)
 
 
-def refused_requests_of_one_key_leave_a_bounded_number_of_rows():
-    """A burst of 100 and ten per second; the others are counted in a metric and in the log."""
-    with Server(RUNTIME) as server, server.connect() as connection:
-        key, metrics_key = server.create_key(), server.create_key("watch", "--permission", "metrics")
-        invalid, began = request({}, key), time.monotonic()
-        for _ in range(400):
-            connection.sendall(invalid)
-            is_error(read_reply(connection), "invalid_request")
-        seconds, rows = time.monotonic() - began, _count(server)
-        # A machine that needs 30 s for them has not exceeded the rate.
-        assert 100 <= rows <= min(400, 101 + 10 * seconds), f"{rows} rows in {seconds} s"
-        assert _has_metric(server, metrics_key, "adriaticum_refusals_unrecorded_total", 400 - rows)
-        assert rows == 400 or "requests without a measured token that were not recorded" in server.logged()
+def requests_without_a_measured_token_leave_a_bounded_number_of_rows():
+    """Of one key a burst of 100 and ten per second; the others are counted in a metric and in the log. With a dead runtime, one key
+    wrote 5,000 rows a second."""
+    runtime = Runtime()
+    runtime.answer = runtime.good
+    for body, status, code in (({}, 400, "invalid_request"), (chat(), 502, "inference_error")):
+        url = runtime.url if status == 400 else f"{UNREACHABLE.url}/v1"
+        with Server(runtime_url=url) as server, server.connect() as connection:
+            key, other, metrics_key = (server.create_key(name, *options) for name, options in (
+                ("greedy", ()), ("other", ()), ("watch", ("--permission", "metrics"))))
+            data, began = request(body, key), time.monotonic()
+            for _ in range(400):
+                connection.sendall(data)
+                is_error(read_reply(connection), code)
+            seconds, rows = time.monotonic() - began, _count(server)
+            # A machine that needs 30 s for them has not exceeded the rate.
+            assert 100 <= rows <= min(400, 101 + 10 * seconds), f"{rows} rows in {seconds} s"
+            assert _has_metric(server, metrics_key, "adriaticum_refusals_unrecorded_total", 400 - rows), "each is counted once"
+            assert rows == 400 or until(lambda: "requests without a measured token that were not recorded: 1 since" in server.logged())
+            assert until(lambda: server.logged().count(f"status={status}") == rows), "one beyond the bound has no line either"
+            # Another key's refusals still get their rows, and so do completions of this one.
+            is_error(server.post({}, other), "invalid_request")
+            assert _count(server) == rows + 1
+            if status == 400:
+                is_completion(server.post(chat(), key))
+                assert _count(server) == rows + 2
 
 
 def _has_metric(server, key, name, value):
@@ -248,6 +306,78 @@ def an_acknowledged_request_survives_a_crash():
         server.stop(signal.SIGKILL)
         for request_id, status in ((done["id"], 200), (refused["request_id"], 400)):
             assert server.rows("SELECT status FROM usage WHERE request_id = ?", request_id) == [(status,)]
+
+
+def a_stop_folds_the_log_of_the_database_into_it():
+    with Server(RUNTIME) as server:
+        RUNTIME.answer = RUNTIME.good
+        is_completion(server.post(chat(), server.create_key()))
+        log = server.folder / "adriaticum.db-wal"
+        assert log.exists() or server.postgres
+        server.stop()
+        assert not log.exists()
+
+
+def a_damaged_database_is_refused_with_what_to_do():
+    server = Server(database="damaged.db")
+    (server.folder / "damaged.db").write_text("not a database at all" * 100)
+    for command in ("serve", "check"):
+        done = server.cli(command, check=False)
+        printed = done.stdout + done.stderr
+        assert done.returncode == 1 and "damaged" in printed and "restore a backup" in printed, printed
+
+
+def _version(server):
+    (version,), = server.rows("SELECT version FROM schema_version" if server.postgres else "PRAGMA user_version")
+    return version
+
+
+def _set_version(server, version):
+    server.change(f"UPDATE schema_version SET version = {version}" if server.postgres else f"PRAGMA user_version = {version}")
+
+
+def a_database_of_another_schema_is_refused_and_left_alone():
+    server = Server()
+    server.create_key()
+    own = _version(server)
+    for version, advice in ((own - 1, "no release had it, so begin with a new database"),
+                            (own + 1, "install the version that made it, or a later one")):
+        _set_version(server, version)
+        for command in ("serve", "check", "keys list", "keys create another", "keys revoke one", "usage", "usage list", "usage verify",
+                        "audit", "console password"):
+            done = server.cli(*command.split(), check=False, input="")
+            printed = done.stdout + done.stderr
+            assert done.returncode == 1 and advice in printed, (command, done)
+            assert f"has version {version}, and this program needs version {own}" in printed, (command, done)
+        assert _version(server) == version
+        if not server.postgres:
+            done = server.cli("move", "--from", "adriaticum.db", "--to", "postgresql://nobody@127.0.0.1:1/none", check=False)
+            assert done.returncode == 1 and advice in done.stderr, done
+            # The copy is for the program that knows it.
+            server.cli("backup", f"copy-{version}.db")
+            with contextlib.closing(sqlite3.connect(server.folder / f"copy-{version}.db")) as copy:
+                assert copy.execute("PRAGMA user_version").fetchall() == [(version,)]
+    _set_version(server, own)
+    assert list(server.keys()) == ["test"]
+
+
+@beside
+def a_service_whose_schema_was_changed_stops():
+    server = Server(Runtime())
+    server.start()
+    try:
+        server.wait_until_it_listens()
+        assert server.get("/readyz").status == 200
+        newer = _version(server) + 1
+        _set_version(server, newer)
+        # While probes arrive, it looks every second.
+        server.get("/readyz")
+        assert server.process.wait(STOP_SECONDS) == 1
+    finally:
+        server.kill()
+    log = server.logged()
+    assert f"the database now has version {newer}" in log and "this process stops" in log, log
+    assert "serves under the name" not in log, log
 
 
 def old_rows_are_removed_and_their_sums_stay():
