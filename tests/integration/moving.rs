@@ -332,13 +332,33 @@ fn the_forgotten_old_service_is_refused() {
 
 /// Neither database can know about the other's commit, so after a crash between both the operator decides.
 #[test]
-fn a_crash_before_the_mark_leaves_both_usable() {
+fn a_source_that_is_not_marked_is_named_and_both_are_usable() {
     let server = Server::new(None).sqlite();
     server.key();
     let source = rusqlite::Connection::open(path(&server)).expect("the database");
-    let hang = "CREATE TRIGGER hang BEFORE INSERT ON moved BEGIN SELECT count(*) FROM
-        (WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n) SELECT n FROM n); END";
-    source.execute_batch(hang).expect("a trigger");
+    let on_mark = |action: &str| {
+        let trigger = format!(
+            "DROP TRIGGER IF EXISTS mark; CREATE TRIGGER mark BEFORE INSERT ON moved BEGIN {action}; END"
+        );
+        source.execute_batch(&trigger).expect("a trigger");
+    };
+    on_mark("SELECT RAISE(ABORT, 'no mark')");
+    let (code, printed) = moved(
+        &server,
+        &path(&server),
+        &PostgresServer::shared().database(),
+    );
+    assert_eq!(code, Some(1), "{printed}");
+    for part in [
+        "1 key and 0 rows moved",
+        "could not be marked as moved: no mark.",
+        "Do not start the service",
+    ] {
+        assert!(printed.contains(part), "{part}: {printed}");
+    }
+    on_mark(
+        "SELECT count(*) FROM (WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n) SELECT n FROM n)",
+    );
     let uri = PostgresServer::shared().database();
     let mut moving = server
         .command(&["move", "--from", &path(&server), "--to", &uri])
@@ -348,7 +368,7 @@ fn a_crash_before_the_mark_leaves_both_usable() {
     moving.kill().expect("it should be running");
     moving.wait().expect("its end");
     source
-        .execute_batch("DROP TRIGGER hang")
+        .execute_batch("DROP TRIGGER mark")
         .expect("no trigger");
     let target = Server::new(None).set("ADRIATICUM_DATABASE", &uri);
     assert_eq!(
@@ -356,26 +376,6 @@ fn a_crash_before_the_mark_leaves_both_usable() {
         target.stdout_of(&["keys", "list"])
     );
     drop((server.start(), target.start()));
-}
-
-#[test]
-fn a_source_that_can_not_be_marked_is_named() {
-    let server = Server::new(None).sqlite();
-    server.key();
-    let source = rusqlite::Connection::open(path(&server)).expect("the database");
-    let fail =
-        "CREATE TRIGGER fail BEFORE INSERT ON moved BEGIN SELECT RAISE(ABORT, 'no mark'); END";
-    source.execute_batch(fail).expect("a trigger");
-    let uri = PostgresServer::shared().database();
-    let (code, printed) = moved(&server, &path(&server), &uri);
-    assert_eq!(code, Some(1), "{printed}");
-    for part in [
-        "1 key and 0 rows moved",
-        "could not be marked as moved: no mark.",
-        "Do not start the service",
-    ] {
-        assert!(printed.contains(part), "{part}: {printed}");
-    }
 }
 
 /// A dump knows nothing of revocations that came after it. The documentation has the commands that repeat them.
