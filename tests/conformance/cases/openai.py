@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 
-from harness import Runtime, Server, beside, chat, is_completion, is_error, request, until
+from harness import Server, beside, chat, is_completion, is_error, request, until
 from service import ROOT, free_port
 from shared import KEY, RUNTIME, SERVER
 
