@@ -74,7 +74,7 @@ postgres: need-postgres build ## Run the tests of the store and the ledger on Po
 	$(CARGO) test --locked --features test-postgres --lib -- \
 		audit:: console::session:: database:: keys:: ledger:: recovery:: store::
 	$(CARGO) test --locked --features test-postgres --test integration -- \
-		metrics:: postgres:: moving:: gateways:: fairness:: budgets::
+		postgres:: moving:: gateways:: budgets:: states::
 	@# No case needs both, so one run does for both.
 	$(PYTHON) tests/conformance/run.py --postgres --tls
 

@@ -1,6 +1,7 @@
 """Starts the service as an operator would and talks to it in bytes. Standard library only."""
 
 import contextlib
+import functools
 import json
 import pathlib
 import re
@@ -8,6 +9,7 @@ import socket
 import sqlite3
 import sys
 import tempfile
+import threading
 import time
 
 import postgres
@@ -17,6 +19,7 @@ from service import REPLY_SECONDS, SILENT, STOP_SECONDS, Runtime, Service, until
 from tls import NAME, Secured  # noqa: E402, F401
 
 ID = re.compile(r"^chatcmpl_[0-9a-fA-F]{32}$")
+DATE = re.compile(r"^[A-Z][a-z]{2}, \d\d [A-Z][a-z]{2} \d{4} \d\d:\d\d:\d\d GMT$")
 STATUS = {
     "invalid_request": 400, "invalid_api_key": 401, "insufficient_permission": 403, "not_found": 404,
     "payload_too_large": 413, "inference_error": 502, "search_unavailable": 503, "service_unavailable": 503,
@@ -112,6 +115,18 @@ class Server(Service):
         files = [path for path in self.folder.rglob("*") if path.is_file()]
         return [path for path in files if text.encode() in path.read_bytes()]
 
+    @functools.cached_property
+    def metrics_key(self):
+        return self.create_key("watch", "--permission", "metrics")
+
+    def metric(self, series):
+        """Returns the value of a series, such as `adriaticum_queue_length`."""
+        reply = self.get("/metrics", self.metrics_key)
+        assert reply.status == 200, reply
+        values = [line.removeprefix(f"{series} ") for line in reply.body.decode().splitlines() if line.startswith(f"{series} ")]
+        assert len(values) == 1, f"{series} in {reply.body.decode()}"
+        return float(values[0])
+
     def connect(self, timeout=REPLY_SECONDS, source=None):
         """Connects, from another address of this host if `source` names one."""
         connection = socket.create_connection(("127.0.0.1", self.port), timeout, source and (source, 0))
@@ -134,6 +149,29 @@ class Server(Service):
 
     def get(self, path, key=None, host="console.test"):
         return self.raw(request(b"", key, host=host, path=path, method="GET", content_type=None))
+
+
+@contextlib.contextmanager
+def held_server(**settings):
+    """Yields a server, its runtime, a gate, and a function that sends a request. Those that say `held` wait there for the gate."""
+    runtime, gate = Runtime(), threading.Event()
+
+    def answer(body):
+        content = body["messages"][-1]["content"]
+        assert "held" not in content or gate.wait(REPLY_SECONDS)
+        return runtime.echo(body)
+
+    runtime.answer = answer
+    with Server(runtime, **settings) as server, contextlib.ExitStack() as connections:
+        def send(key, content):
+            connection = connections.enter_context(server.connect())
+            connection.sendall(request(content if isinstance(content, bytes) else chat(content), key))
+            return connection
+
+        try:
+            yield server, runtime, gate, send
+        finally:
+            gate.set()
 
 
 def request(body, key=None, host="api.test", path="/v1/chat/completions", headers=(), method="POST",
@@ -199,9 +237,9 @@ def turns(*contents):
     return {"model": "adriaticum", "messages": [{"role": "user", "content": content} for content in contents]}
 
 
-def padded(size):
+def padded(size, content="x"):
     """Returns a valid body of exactly `size` bytes, padded with white space."""
-    raw = json.dumps(chat()).encode()
+    raw = json.dumps(chat(content)).encode()
     return raw[:-1] + b" " * (size - len(raw)) + b"}"
 
 
@@ -217,6 +255,7 @@ def is_error(reply, code):
     assert isinstance(error["message"], str) and error["message"], document
     assert ID.match(error["request_id"]), document
     assert reply.headers.get("x-request-id") == error["request_id"], reply.headers
+    assert DATE.match(reply.headers.get("date", "")), reply.headers
     if reply.status == 401:
         assert reply.headers.get("www-authenticate", "").startswith("Bearer"), reply.headers
     if reply.status == 503:
@@ -230,6 +269,7 @@ def is_completion(reply, content="Zagreb.", finish="stop", usage=(11, 3, 14)):
     assert reply.headers.get("content-type", "").split(";")[0] == "application/json", reply.headers
     document = reply.json
     assert reply.headers.get("x-request-id") == document["id"], reply.headers
+    assert DATE.match(reply.headers.get("date", "")), reply.headers
     assert set(document) == {"id", "object", "created", "model", "choices", "usage"}, document
     assert ID.match(document["id"]) and document["object"] == "chat.completion", document
     assert document["model"] == "adriaticum", document

@@ -24,8 +24,8 @@ sys.path[:0] = [str(FOLDER), str(FOLDER / "cases")]
 from harness import Secured, Server  # noqa: E402
 from postgres import LEFT_OUT, OF_FILES, Postgres  # noqa: E402
 
-MODULES = ("completions", "refusals", "wire", "runtimes", "grounding", "causes", "keys", "ledger", "console", "sign_in", "key_pages",
-           "figures", "commands", "check", "restore", "settings", "openai", "zone", "lifecycle", "secrecy")
+MODULES = ("completions", "refusals", "wire", "runtimes", "grounding", "openai", "causes", "keys", "ledger", "figures", "console",
+           "sign_in", "key_pages", "monitoring", "files", "commands", "check", "restore", "settings", "zone", "lifecycle", "secrecy")
 
 
 def main():

@@ -178,39 +178,6 @@ fn the_request() {
 }
 
 #[test]
-fn a_large_body_is_sent_whole() {
-    // Around the size of the buffer, the head's length included, and some times that.
-    for size in [11_000, 12_100, 16_000, 16_384, 16_500, 70_000] {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
-        let base = format!("http://{}", listener.local_addr().expect("it listens"));
-        let server = thread::spawn(move || {
-            let (mut stream, _) = listener.accept().expect("a connection");
-            let mut heard = Vec::new();
-            while !heard.ends_with(b"!") {
-                let mut bytes = [0; 64 * 1024];
-                let count = stream.read(&mut bytes).expect("more of it");
-                assert!(count > 0, "the request is cut off");
-                heard.extend_from_slice(&bytes[..count]);
-            }
-            stream
-                .write_all(SHORT.as_bytes())
-                .expect("the answer should be sent");
-            heard
-        });
-        let body = "x".repeat(size - 1) + "!";
-        call(
-            &client(),
-            &base,
-            Some(body.as_bytes()),
-            Duration::from_secs(10),
-        )
-        .expect("an answer");
-        let heard = String::from_utf8(server.join().expect("no panic")).expect("it is text");
-        assert!(heard.ends_with(&format!("\r\n\r\n{body}")), "{size}");
-    }
-}
-
-#[test]
 fn a_connection_is_used_again_for_as_long_as_it_lasts() {
     let last = "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok";
     let more = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok and more";
@@ -361,16 +328,6 @@ fn an_answer_that_never_ends_is_given_up() {
         );
         server.join().expect("no panic");
     }
-}
-
-#[test]
-fn a_runtime_that_switches_protocols_has_answered() {
-    // The connection stays open: to wait for an answer would be to wait for the timeout.
-    let server = Scripted::new(vec![vec![
-        "HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\n",
-        SHORT,
-    ]]);
-    assert_eq!(get(&client(), &server.base).expect("its status").0, 101);
 }
 
 #[test]

@@ -91,17 +91,3 @@ fn running_out_of_file_descriptors_is_no_end() {
         server.log()
     );
 }
-
-#[test]
-fn a_flood_of_idle_connections_keeps_no_other_out() {
-    let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime))
-        .set("ADRIATICUM_MAX_CONNECTIONS", 50)
-        .start();
-    let key = server.key();
-    let flood: Vec<TcpStream> = (0..500)
-        .map(|_| TcpStream::connect(&server.address).expect("a connection"))
-        .collect();
-    server.post(&key, &chat("x")).is_completion();
-    drop(flood);
-}

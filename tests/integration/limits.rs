@@ -250,24 +250,6 @@ fn half_a_request_has_a_deadline_for_the_whole_of_it() {
     drip.join().expect("the drip ends when the connection does");
 }
 
-#[test]
-fn an_idle_connection_ends_in_silence() {
-    let running = serve(Limits {
-        idle_time: ENOUGH,
-        request_time: Duration::from_secs(9),
-        ..Limits::default()
-    });
-    let mut fresh = running.connect();
-    let mut used = running.connect();
-    used.send(get("/"));
-    assert_eq!(used.reply().status, 200);
-    let mut blank = running.connect();
-    blank.send("\r\n\r\n");
-    for client in [&mut fresh, &mut used, &mut blank] {
-        assert!(client.ends());
-    }
-}
-
 /// The times are long: on a busy machine the client may need seconds to send the rest.
 #[test]
 fn requests_that_arrive_during_a_stop_are_answered() {
@@ -408,74 +390,6 @@ fn all_buffers_together_have_a_bound() {
     until("nothing is buffered", || {
         running.state.snapshot().buffered_bytes.now < 100_000
     });
-}
-
-/// The victim and the newcomer once both got a 503: more was counted than could be shed.
-#[test]
-fn a_waiting_request_is_shed_only_if_that_is_enough() {
-    let running = serve(Limits {
-        workers: 1,
-        buffered_bytes: 260_000,
-        ..Limits::default()
-    });
-    for key in ["a", "b"] {
-        assert_eq!(running.get(&format!("/?{key}")), 200);
-    }
-    let send = |key: &str, body: usize| {
-        let mut client = running.connect();
-        client.send(post(body, body).replace("POST /", &format!("POST /hold?{key}")));
-        client
-    };
-    let mut heavy: Vec<Client> = (1..=3)
-        .map(|number| {
-            let client = send("a", 10_000);
-            until("it is counted", || {
-                running.state.snapshot().buffered_bytes.now > number * 60_000
-            });
-            client
-        })
-        .collect();
-    // Without its newest request, the other key holds less than this one would.
-    assert_eq!(send("b", 40_000).reply().status, 503);
-    assert_eq!(running.counted(LoadEvent::BuffersFull), 1);
-    // Here it is enough to shed one.
-    let mut light = send("b", 20_000);
-    assert_eq!(heavy[2].reply().status, 503);
-    assert_eq!(running.counted(LoadEvent::BuffersFull), 2);
-    running.echo.gate.store(true, Ordering::Release);
-    for client in [&mut heavy.remove(0), &mut heavy.remove(0), &mut light] {
-        assert_eq!(client.reply().status, 200);
-    }
-}
-
-#[test]
-fn one_keys_requests_hold_three_quarters_of_the_buffers() {
-    let running = serve(Limits {
-        workers: 1,
-        buffered_bytes: 400_000,
-        ..Limits::default()
-    });
-    assert_eq!(running.get("/?a"), 200);
-    let mut held: Vec<Client> = (1..=4)
-        .map(|number| {
-            let mut client = running.connect();
-            client.send(post(10_000, 10_000).replace("POST /", "POST /hold?a"));
-            until("it is counted", || {
-                running.state.snapshot().buffered_bytes.now > number * 60_000
-            });
-            client
-        })
-        .collect();
-    let mut fifth = running.connect();
-    fifth.send(post(10_000, 10_000).replace("POST /", "POST /hold?a"));
-    assert_eq!(fifth.reply().status, 503, "although there is room");
-    let mut other = running.connect();
-    other.send(post(10_000, 10_000).replace("POST /", "POST /?b"));
-    running.echo.gate.store(true, Ordering::Release);
-    assert_eq!(other.reply().status, 200);
-    for client in &mut held {
-        assert_eq!(client.reply().status, 200);
-    }
 }
 
 /// It was once counted as running.
@@ -987,27 +901,6 @@ fn a_panic_costs_one_connection_and_no_thread() {
     for client in &mut held {
         assert_eq!(client.reply().status, 200);
     }
-}
-
-#[test]
-fn many_clients_share_a_fixed_number_of_threads() {
-    let running = serve(Limits {
-        workers: 2,
-        queue: 1000,
-        ..Limits::default()
-    });
-    let mut clients: Vec<Client> = (0..200).map(|_| running.connect()).collect();
-    for client in &mut clients {
-        client.send(get("/"));
-    }
-    for client in &mut clients {
-        assert_eq!(client.reply().status, 200);
-    }
-    let mut threads = running.echo.threads.lock().expect("the list").clone();
-    threads.dedup();
-    threads.sort_by_key(|id| format!("{id:?}"));
-    threads.dedup();
-    assert!(threads.len() <= 2, "{threads:?}");
 }
 
 #[test]

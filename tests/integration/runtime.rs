@@ -1,83 +1,27 @@
-//! Calls to the runtime: what is sent, and how answers are read.
+//! Calls to the runtimes: how their answers are read, which runtime is called, and how a failed one comes back.
 
-use std::collections::HashSet;
 use std::fs;
 use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
+use rusqlite::types::Value::Integer;
 use serde_json::json;
 
 use crate::metrics::{metrics_key, value};
 use crate::support::{Runtime, Script, Server, chat, completion, request, until};
 
-#[test]
-fn only_what_the_service_knows_is_sent() {
-    let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime))
-        .set("ADRIATICUM_COMPATIBILITY", "openai")
-        .start();
-    let mut body = chat("x");
-    body["stream"] = json!(false);
-    body["user"] = json!(null);
-    server.post(&server.key(), &body).is_completion();
-    let calls = runtime.calls.lock().expect("the calls");
-    assert_eq!(calls[0].url, "/v1/chat/completions");
-    assert_eq!(
-        calls[0].body,
-        json!({"model": "adriaticum", "messages": body["messages"], "temperature": 0.7, "max_tokens": 248,
-               "stream": false})
-    );
-    assert!(
-        calls[0]
-            .headers
-            .iter()
-            .all(|(name, _)| name != "authorization")
-    );
+/// A server with these runtimes, in this order.
+fn server(urls: &[String]) -> Server {
+    Server::new(None).set("ADRIATICUM_RUNTIME_URL", urls.join(","))
 }
 
-#[test]
-fn the_connection_is_kept() {
-    let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime)).start();
-    let key = server.key();
-    for _ in 0..10 {
-        server.post(&key, &chat("x")).is_completion();
-    }
-    let calls = runtime.calls.lock().expect("the calls");
-    let ports: HashSet<_> = calls
-        .iter()
-        .map(|call| call.from.map(|from| from.port()))
-        .collect();
-    assert_eq!(ports.len(), 1, "one after the other needs one connection");
-}
-
-#[test]
-fn the_environments_proxy_is_not_asked() {
-    let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime))
-        .set("http_proxy", "http://127.0.0.1:1")
-        .set("HTTP_PROXY", "http://127.0.0.1:1")
-        .set("ALL_PROXY", "http://127.0.0.1:1")
-        .start();
-    server.post(&server.key(), &chat("x")).is_completion();
-}
-
-#[test]
-fn a_redirect_is_not_followed() {
-    let (runtime, other) = (Runtime::start(), Runtime::start());
-    let server = Server::new(Some(&runtime)).start();
-    runtime.next(Script::Redirect(format!(
-        "{}/chat/completions",
-        other.url()
-    )));
-    server
-        .post(&server.key(), &chat("x"))
-        .is_error(502, "inference_error");
-    assert_eq!((runtime.count(), other.count()), (1, 0));
+fn series(name: &str, url: &str) -> String {
+    format!("adriaticum_runtime_{name}{{runtime=\"{url}\"}}")
 }
 
 #[test]
@@ -113,113 +57,6 @@ fn an_answer_has_a_largest_size() {
     );
 }
 
-#[test]
-fn a_prompt_too_long_is_the_clients_to_mend() {
-    let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime)).start();
-    let error = json!({"type": "exceed_context_size_error", "n_prompt_tokens": 9000, "n_ctx": 4096, "message": "x"});
-    runtime.next(Script::Answer(400, json!({"error": error})));
-    let message = server
-        .post(&server.key(), &chat("x"))
-        .is_error(400, "invalid_request");
-    assert!(
-        message.contains("9000") && message.contains("4096"),
-        "{message}"
-    );
-}
-
-#[test]
-fn what_the_runtime_writes_is_neither_sent_nor_logged() {
-    let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime))
-        .set("ADRIATICUM_LOG_LEVEL", "trace")
-        .start();
-    let key = server.key();
-    for script in [
-        Script::Text(500, "xyzzy".into()),
-        Script::Text(200, "xyzzy".into()),
-        Script::Answer(400, json!({"error": {"message": "xyzzy", "code": "xyzzy"}})),
-        Script::Answer(
-            200,
-            json!({"choices": [{"message": {"content": ["xyzzy"]}}]}),
-        ),
-    ] {
-        runtime.next(script);
-        let message = server
-            .post(&key, &chat("xyzzy"))
-            .is_error(502, "inference_error");
-        assert!(!message.contains("xyzzy"), "{message}");
-    }
-    assert!(!server.log().contains("xyzzy"), "{}", server.log());
-}
-
-/// A runtime that takes a call and breaks the connection off, in the head or in the body of its answer.
-fn breaking(answer: &'static str) -> (String, Arc<AtomicUsize>) {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
-    let url = format!(
-        "http://{}/v1",
-        listener.local_addr().expect("it has an address")
-    );
-    let calls = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&calls);
-    thread::spawn(move || {
-        for stream in listener.incoming() {
-            let mut stream = stream.expect("a connection");
-            let mut head = [0; 65536];
-            let _ = stream.read(&mut head);
-            // Its end is no call.
-            counted.fetch_add(head.starts_with(b"POST").into(), Ordering::AcqRel);
-            let _ = stream.write_all(answer.as_bytes());
-        }
-    });
-    (url, calls)
-}
-
-#[test]
-fn there_is_no_second_try_once_the_request_was_sent() {
-    let good = Runtime::start();
-    for answer in [
-        "",
-        "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{\"choices\":",
-        "nonsense\r\n\r\n",
-    ] {
-        let (url, calls) = breaking(answer);
-        let server = Server::new(None)
-            .set("ADRIATICUM_RUNTIME_URL", format!("{url},{}", good.url()))
-            .start();
-        server
-            .post(&server.key(), &chat("x"))
-            .is_error(502, "inference_error");
-        assert_eq!(calls.load(Ordering::Acquire), 1, "{answer:?}");
-    }
-    assert_eq!(good.count(), 0, "the other runtime was not to be asked");
-}
-
-#[test]
-fn an_answer_that_is_only_the_beginning_of_one_is_502_at_once() {
-    // The first stays open: to wait for more would be to wait for the timeout, which is longer than any test waits.
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
-    let switching = format!(
-        "http://{}/v1",
-        listener.local_addr().expect("it has an address")
-    );
-    let (sender, open) = std::sync::mpsc::channel();
-    thread::spawn(move || {
-        let (mut stream, _) = listener.accept().expect("a connection");
-        let _ = stream.read(&mut [0; 65536]);
-        let _ = stream.write_all(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n");
-        let _ = sender.send(stream);
-    });
-    let (breaking_off, _) = breaking("HTTP/1.1 102 Processing\r\n\r\n");
-    for url in [switching, breaking_off] {
-        let server = Server::new(None).set("ADRIATICUM_RUNTIME_URL", url).start();
-        server
-            .post(&server.key(), &chat("x"))
-            .is_error(502, "inference_error");
-    }
-    drop(open);
-}
-
 /// `tests/integration/client.rs` has other answers without an end.
 #[test]
 fn trailers_without_an_end_take_no_memory() {
@@ -230,40 +67,21 @@ fn trailers_without_an_end_take_no_memory() {
         content.len(),
         "x: y\r\n".repeat(3_000_000)
     );
-    let (url, _) = breaking(answer.leak());
-    let server = Server::new(None).set("ADRIATICUM_RUNTIME_URL", url).start();
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
+    let address = listener.local_addr().expect("it has an address");
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.expect("a connection");
+            let _ = stream.read(&mut [0; 65536]);
+            let _ = stream.write_all(answer.as_bytes());
+        }
+    });
+    let server = server(&[format!("http://{address}/v1")]).start();
     let key = server.key();
     let before = server.status("VmHWM");
     server.post(&key, &chat("x"));
     let grown = server.status("VmHWM") - before;
     assert!(grown < 8 * 1024, "{grown} KiB more for 18 MB of trailers");
-}
-
-#[test]
-fn a_figure_that_is_not_plausible_is_null() {
-    let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime)).start();
-    let key = server.key();
-    for figure in [
-        "9".repeat(400),
-        "1000000001".into(),
-        "-1".into(),
-        "1.5".into(),
-    ] {
-        let answer = completion("x")
-            .to_string()
-            .replace("\"total_tokens\":14", &format!("\"total_tokens\":{figure}"));
-        assert!(answer.contains(&figure), "{answer}");
-        runtime.next(Script::Text(200, answer));
-        let reply = server.post(&key, &chat("x"));
-        assert_eq!(reply.is_completion(), "x", "{figure}");
-        let usage = json!({"prompt_tokens": 11, "completion_tokens": 3, "total_tokens": null});
-        assert_eq!(reply.json()["usage"], usage, "{figure}");
-    }
-    let rows = server.query(
-        "SELECT count(*) FROM usage WHERE status = 200 AND prompt_tokens = 11 AND total_tokens IS NULL",
-    );
-    assert_eq!(rows, [[rusqlite::types::Value::Integer(4)]]);
 }
 
 /// Another service as the runtime, because it speaks HTTPS.
@@ -346,107 +164,255 @@ fn a_name_is_looked_up_without_another_thread() {
     client.reply().is_completion();
 }
 
-fn figure(server: &Server, key: &str, name: &str, runtime: &Runtime) -> f64 {
-    let name = format!("adriaticum_runtime_{name}{{runtime=\"{}\"}}", runtime.url());
-    value(server, key, &name)
-}
-
-/// vLLM's answer was a 502 that clients repeated twice, and after three of them the runtime had failed.
+/// A runtime that refuses at once is always the least busy: it got 54 of 67 requests, and each of them failed.
 #[test]
-fn a_reasoning_model_that_has_used_up_its_tokens_has_answered_with_an_empty_text() {
-    let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime)).start();
-    let (key, watcher) = (server.key(), metrics_key(&server));
-    for _ in 0..3 {
-        let mut answer = completion("");
-        answer["choices"][0]["message"]["content"] = json!(null);
-        answer["choices"][0]["finish_reason"] = json!("length");
-        runtime.next(Script::Answer(200, answer));
-        let reply = server.post(&key, &chat("x"));
-        assert_eq!(reply.is_completion(), "");
-        assert_eq!(reply.json()["choices"][0]["finish_reason"], "length");
-        assert_eq!(reply.json()["usage"]["total_tokens"], 14);
+fn no_request_fails_because_another_runtime_refuses() {
+    for status in [503, 429] {
+        let (refusing, good) = (Runtime::start(), Runtime::start());
+        // Its probes succeed, so it is called again from time to time.
+        refusing.is_ready();
+        (0..60).for_each(|_| {
+            refusing.next(Script::Answer(status, json!({"error": {"message": "x"}})))
+        });
+        let server = server(&[refusing.url(), good.url()]).start();
+        let key = server.key();
+        for _ in 0..60 {
+            server.post(&key, &chat("x")).is_completion();
+        }
+        assert_eq!(good.count(), 60, "{status}");
+        assert!(
+            (1..5).contains(&refusing.count()),
+            "{status}: it got {} calls",
+            refusing.count()
+        );
+        // A refusal costs nothing, so the figures are those of the completion.
+        let sums = server.query("SELECT count(*), sum(total_tokens) FROM usage WHERE status = 200");
+        assert_eq!(sums, [[60, 60 * 14].map(Integer)]);
     }
-    assert_eq!(figure(&server, &watcher, "failures_total", &runtime), 0.0);
 }
 
+/// The connection took all of the request's time, so the good runtime got none and timed out at once.
 #[test]
-fn an_answer_without_text_is_not_repeated_and_its_tokens_count() {
-    let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime)).start();
-    let (key, watcher) = (server.key(), metrics_key(&server));
-    for _ in 0..3 {
-        let mut answer = completion("");
-        answer["choices"][0]["message"]["content"] = json!(null);
-        runtime.next(Script::Answer(200, answer));
-        let reply = server.post(&key, &chat("x"));
-        reply.is_error(502, "inference_error");
-        assert_eq!(reply.header("x-should-retry"), Some("false"));
-    }
-    let rows = server.query("SELECT sum(total_tokens) FROM usage WHERE status = 502");
-    assert_eq!(rows, [[rusqlite::types::Value::Integer(3 * 14)]]);
-    let report = server.stdout_of(&["usage", "--json"]);
-    let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
-    assert_eq!(report["total_tokens"], 3 * 14, "{report}");
-    assert_eq!(figure(&server, &watcher, "failures_total", &runtime), 0.0);
-}
-
-/// One key with seven requests took three of four runtimes out.
-#[test]
-fn a_runtime_that_refuses_one_conversation_has_not_failed() {
-    let (runtime, other) = (Runtime::start(), Runtime::start());
-    let server = Server::new(None)
-        .set(
-            "ADRIATICUM_RUNTIME_URL",
-            format!("{},{}", runtime.url(), other.url()),
-        )
+fn a_runtime_that_gets_no_time_has_not_failed() {
+    let good = Runtime::start();
+    let full = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
+    let address: SocketAddr = full.local_addr().expect("it has an address");
+    rustix::net::listen(&full, 0).expect("a shorter backlog");
+    let _waiting = TcpStream::connect(address).expect("one fits");
+    let server = server(&[format!("http://{address}/v1"), good.url()])
+        .set("ADRIATICUM_RUNTIME_TIMEOUT", 1)
         .start();
     let (key, watcher) = (server.key(), metrics_key(&server));
-    for status in [400, 413, 422, 400, 413, 422, 400] {
-        runtime.next(Script::Answer(
-            status,
-            json!({"error": {"message": "bad template"}}),
-        ));
-        server
-            .post(&key, &chat("x"))
-            .is_error(502, "inference_error");
-    }
-    assert_eq!(figure(&server, &watcher, "up", &runtime), 1.0);
-    assert_eq!((runtime.count(), other.count()), (7, 0));
-    runtime.next(Script::Answer(
-        400,
-        json!({"error": {"message": "model not found"}}),
-    ));
     server
         .post(&key, &chat("x"))
         .is_error(502, "inference_error");
+    assert_eq!(value(&server, &watcher, &series("up", &good.url())), 1.0);
+    server.post(&key, &chat("x")).is_completion();
+}
+
+#[test]
+fn a_failed_runtime_is_back_when_it_answers_a_probe() {
+    let (loading, good) = (Runtime::start(), Runtime::start());
+    loading.next(Script::Answer(
+        503,
+        json!({"error": {"message": "Loading model"}}),
+    ));
+    let server = server(&[loading.url(), good.url()]).start();
+    let (key, watcher) = (server.key(), metrics_key(&server));
+    let figure = |name: &str| value(&server, &watcher, &series(name, &loading.url()));
+    server.post(&key, &chat("x")).is_completion();
     assert_eq!(
-        figure(&server, &watcher, "failures_total", &runtime),
-        1.0,
-        "it can't run any other either"
+        (figure("up"), figure("failures_total"), figure("running")),
+        (1.0, 1.0, 0.0),
+        "one failure is no verdict"
+    );
+    until("a probe has failed, too", || {
+        figure("failures_total") == 2.0
+    });
+    server.post(&key, &chat("x")).is_completion();
+    assert_eq!(
+        (loading.count(), good.count()),
+        (1, 2),
+        "requests go to the other"
+    );
+    loading.is_ready();
+    let count = |runtime: &Runtime| runtime.probes.count.load(Ordering::Acquire);
+    until("it is probed again", || count(&loading) == 2);
+    until("the probe finds it well", || {
+        server.post(&key, &chat("x")).is_completion();
+        loading.count() == 2
+    });
+    assert_eq!(count(&good), 0, "only what has failed is probed");
+    let completions = loading.count() + good.count() - 1;
+    let rows = server.query("SELECT count(*) FROM usage");
+    assert_eq!(rows, [[Integer(completions as i64)]], "a probe has no row");
+}
+
+/// With clients that give up before `runtime.timeout`, a runtime that hangs counted as well: idle and first in the list, it took
+/// every request.
+#[test]
+fn a_runtime_that_hangs_behind_clients_that_give_up_is_avoided() {
+    let (hanging, good) = (Runtime::start(), Runtime::start());
+    let server = server(&[hanging.url(), good.url()]).start();
+    let (key, watcher) = (server.key(), metrics_key(&server));
+    let gate = Arc::new(AtomicBool::new(false));
+    let (mut lost, mut held) = (Vec::new(), Vec::new());
+    for number in 1..=3 {
+        hanging.next(Script::Silent);
+        good.next(Script::Held(Arc::clone(&gate), completion("held")));
+        for (clients, runtime) in [(&mut lost, &hanging), (&mut held, &good)] {
+            let mut client = server.connect();
+            client.send(request(&key, &chat("x")));
+            clients.push(client);
+            until("the least busy one is asked", || runtime.count() == number);
+        }
+    }
+    let began = Instant::now();
+    until("the clients lose their patience", || {
+        began.elapsed() > Duration::from_millis(5_100)
+    });
+    drop(lost);
+    let failures = || value(&server, &watcher, &series("failures_total", &hanging.url()));
+    until("each of them counts", || failures() == 3.0);
+    gate.store(true, Ordering::Release);
+    for mut client in held {
+        assert_eq!(client.reply().is_completion(), "held");
+    }
+    for _ in 0..5 {
+        hanging.next(Script::Silent);
+        server.post(&key, &chat("x")).is_completion();
+    }
+    assert_eq!((hanging.count(), good.count()), (3, 8));
+}
+
+#[test]
+fn the_only_runtime_is_called_although_it_has_failed() {
+    let runtime = Runtime::start();
+    let server = server(&[runtime.url()]).start();
+    let (key, watcher) = (server.key(), metrics_key(&server));
+    let up = || value(&server, &watcher, &series("up", &runtime.url()));
+    for expected in [1.0, 1.0, 0.0] {
+        runtime.next(Script::Answer(500, json!({})));
+        server
+            .post(&key, &chat("x"))
+            .is_error(502, "inference_error");
+        assert_eq!(up(), expected);
+    }
+    until("the log says so", || {
+        server.log().contains("[ERROR] runtime: http://")
+    });
+    server.post(&key, &chat("x")).is_completion();
+    assert_eq!(up(), 1.0);
+    runtime.next(Script::Answer(500, json!({})));
+    server
+        .post(&key, &chat("x"))
+        .is_error(502, "inference_error");
+    server.post(&key, &chat("x")).is_completion();
+    let back = || server.log().matches("/v1 works again").count();
+    until("the log says that, too", || back() == 1);
+    assert_eq!(
+        value(&server, &watcher, &series("failures_total", &runtime.url())),
+        4.0
     );
 }
 
-/// Each call took a worker, which waited for the next, until `runtime.timeout`.
-#[test]
-fn a_runtime_that_is_the_service_itself_is_refused() {
-    let free = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
-    let address = free.local_addr().expect("it listens");
-    drop(free);
-    let url = format!("http://localhost:{}/v1", address.port());
-    let server = Server::new(None)
-        .set("ADRIATICUM_LISTEN", address)
-        .set("ADRIATICUM_RUNTIME_URL", &url);
-    let mut server = server.spawn(&[]);
-    let code = server.wait().code();
-    let printed = server.log();
-    assert_eq!(code, Some(1), "{printed}");
-    let expected = format!("{url} leads to this service itself. Set runtime.url");
-    assert!(printed.contains(&expected), "{printed}");
-    let output = server.run(&["check"]);
-    let printed = String::from_utf8_lossy(&output.stdout);
+// Answers of a runtime or of Search that are as large as the service reads them, wide, deep and long: as many at once as there
+// are workers stay far below the `MemoryMax` of the service's unit, which is 512 MiB.
+
+/// The most memory that the service may use at its peak, in KiB. It uses 50 to 75 MiB. As values in memory, answers of this
+/// size took 200 to 400 MiB.
+const MOST: u64 = 128 * 1024;
+
+const WORKERS: usize = 16;
+const MIB: usize = 1024 * 1024;
+
+/// Fills a text up to a size: `begin`, then `unit` again and again, then `end`.
+fn filled(size: usize, begin: &str, unit: &str, end: &str) -> String {
+    let units = (size - begin.len() - end.len()) / unit.len();
+    format!("{begin}{}{end}", unit.repeat(units))
+}
+
+/// A service with as many workers and as much memory for buffers as a large host has.
+fn large(server: Server) -> Server {
+    server
+        .set("ADRIATICUM_WORKERS", WORKERS)
+        .set("ADRIATICUM_BUFFER_LIMIT", 64 * MIB)
+        .start()
+}
+
+/// Has each worker run a request at once, each of which gets this answer, and checks the peak of the service's memory.
+#[track_caller]
+fn stays_small(server: &Server, key: &str, hostile: &Runtime, status: u16, answer: &str) {
+    (0..WORKERS).for_each(|_| hostile.next(Script::Text(status, answer.into())));
+    let mut clients: Vec<_> = (0..WORKERS).map(|_| server.connect()).collect();
+    clients
+        .iter_mut()
+        .for_each(|client| client.send(request(key, &chat("x"))));
+    for client in &mut clients {
+        assert_ne!(client.reply().status, 0, "{}", server.log());
+    }
     assert!(
-        printed.contains("FAIL  runtime") && printed.contains(&expected),
-        "{printed}"
+        !server.log().contains("answer_too_large"),
+        "the answers are to be read: {}",
+        server.log()
     );
+    let peak = server.status("VmHWM");
+    let begin = &answer[..answer.len().min(60)];
+    assert!(
+        peak < MOST,
+        "{peak} KiB after {WORKERS} answers of {} bytes: {begin}",
+        answer.len()
+    );
+}
+
+#[test]
+fn hostile_answers_of_a_runtime_take_little_memory() {
+    let runtime = Runtime::start();
+    let server = large(Server::new(Some(&runtime)));
+    let key = server.key();
+    let filled = |begin: &str, unit: &str, end: &str| filled(MIB, begin, unit, end);
+    let text = |unit: &str| filled(r#"{"choices":[{"message":{"content":""#, unit, r#""}}]}"#);
+    for (status, answer) in [
+        (200, filled(r#"{"choices":[[]"#, ",[]", "]}")),
+        (
+            200,
+            filled(
+                r#"{"choices":[{"message":{"content":"x"}}],"usage":"#,
+                "[",
+                "",
+            ),
+        ),
+        (200, text(r"\u0000")),
+        (200, text(r#"xxxxxxxx\""#)),
+        (400, filled("[0", ",0", "]")),
+        (400, filled(r#"{"error":[[]"#, ",[]", "]}")),
+        (400, filled(r#"{"error":"#, "[", "")),
+    ] {
+        stays_small(&server, &key, &runtime, status, &answer);
+    }
+}
+
+#[test]
+fn hostile_answers_of_search_take_little_memory() {
+    let (runtime, search) = (Runtime::start(), Runtime::start());
+    let server = large(
+        Server::new(Some(&runtime))
+            .set("ADRIATICUM_SEARCH_URL", search.url())
+            .set("ADRIATICUM_SEARCH_GROUNDING", "always"),
+    );
+    let key = server.key();
+    let filled = |begin: &str, unit: &str, end: &str| filled(MIB, begin, unit, end);
+    for answer in [
+        filled(r#"{"results":[{}"#, ",{}", "]}"),
+        filled(r#"{"results":[{"x":[0"#, ",0", r#"],"content":"x"}]}"#),
+        filled(r#"{"results":"#, "[", ""),
+        filled(r#"{"results":[{"content":""#, r"\n", r#""}]}"#),
+        filled(
+            r#"{"results":[],"unresponsive_engines":[["a","timeout"]"#,
+            ",[[],[]]",
+            "]}",
+        ),
+    ] {
+        stays_small(&server, &key, &search, 200, &answer);
+    }
 }

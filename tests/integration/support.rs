@@ -108,7 +108,6 @@ pub enum Script {
     Text(u16, String),
     /// The answer waits until the gate is open.
     Held(Arc<AtomicBool>, Value),
-    Redirect(String),
     /// There is no answer; that the caller closes the connection is counted.
     Silent,
 }
@@ -125,8 +124,6 @@ pub struct Call {
     pub url: String,
     pub headers: Vec<(String, String)>,
     pub body: Value,
-    /// The port on the caller's side: equal for the calls of one connection.
-    pub from: Option<SocketAddr>,
 }
 
 /// What the scripted runtime answers to the service's probes, and to `check` if that asks for its
@@ -240,7 +237,7 @@ fn serve_call(
     let (head, body) = client.request()?;
     if head.split(' ').nth(1) == Some("/v1/models") {
         let (status, models) = probes.models.lock().expect("the list").clone();
-        return client.answer(status, "", &models.to_string());
+        return client.answer(status, &models.to_string());
     }
     if body.ends_with(PROBE) {
         probes.count.fetch_add(1, Ordering::AcqRel);
@@ -249,7 +246,7 @@ fn serve_call(
             client.ends();
             return None;
         }
-        return client.answer(status, "", &completion("Yes").to_string());
+        return client.answer(status, &completion("Yes").to_string());
     }
     let next = script.lock().expect("the script").pop_front();
     calls.lock().expect("the calls").push(Call {
@@ -260,16 +257,14 @@ fn serve_call(
             .map(|(name, value)| (name.to_lowercase(), value.to_owned()))
             .collect(),
         body: serde_json::from_slice(&body).unwrap_or_default(),
-        from: client.stream.peer_addr().ok(),
     });
-    let (status, text, location) = match next {
-        None => (200, completion("Zagreb.").to_string(), String::new()),
-        Some(Script::Answer(status, answer)) => (status, answer.to_string(), String::new()),
-        Some(Script::Text(status, text)) => (status, text, String::new()),
-        Some(Script::Redirect(to)) => (307, String::new(), format!("Location: {to}\r\n")),
+    let (status, text) = match next {
+        None => (200, completion("Zagreb.").to_string()),
+        Some(Script::Answer(status, answer)) => (status, answer.to_string()),
+        Some(Script::Text(status, text)) => (status, text),
         Some(Script::Held(gate, answer)) => {
             until("the gate opens", || gate.load(Ordering::Acquire));
-            (200, answer.to_string(), String::new())
+            (200, answer.to_string())
         }
         Some(Script::Silent) => {
             if client.ends() {
@@ -278,7 +273,7 @@ fn serve_call(
             return None;
         }
     };
-    client.answer(status, &location, &text)
+    client.answer(status, &text)
 }
 
 /// The binary with an environment of its own.
@@ -596,9 +591,7 @@ impl Client<TcpStream> {
             rest: Vec::new(),
         }
     }
-}
 
-impl Client<TcpStream> {
     /// The next request, as a server reads it: its head and its body. `None` at the end.
     fn request(&mut self) -> Option<(String, Vec<u8>)> {
         let end = loop {
@@ -625,10 +618,9 @@ impl Client<TcpStream> {
 
 impl<S: Read + Write> Client<S> {
     /// Answers a request, as a server does. `None` if the caller has given up on it.
-    fn answer(&mut self, status: u16, headers: &str, text: &str) -> Option<()> {
+    fn answer(&mut self, status: u16, text: &str) -> Option<()> {
         let length = text.len();
-        let answer =
-            format!("HTTP/1.1 {status} X\r\n{headers}Content-Length: {length}\r\n\r\n{text}");
+        let answer = format!("HTTP/1.1 {status} X\r\nContent-Length: {length}\r\n\r\n{text}");
         self.stream.write_all(answer.as_bytes()).ok()
     }
 

@@ -3,71 +3,30 @@
 import contextlib
 import signal
 import threading
-import time
 
-from harness import REPLY_SECONDS, STOP_SECONDS, Runtime, Server, chat, is_completion, is_error, read_reply, request, until
+from harness import (
+    MAX_BODY, REPLY_SECONDS, STOP_SECONDS, Runtime, Server, chat, ends, held_server, is_completion, is_error, padded, read_reply,
+    request, until)
 from shared import RUNTIME
 
-
-def slow_clients_hold_no_worker():
-    RUNTIME.answer = RUNTIME.good
-    with Server(RUNTIME, workers=1, queue=1) as server, contextlib.ExitStack() as clients:
-        key = server.create_key()
-        whole = request(chat(), key)
-        for part in (b"", whole[:20], whole[:-1]) * 3:
-            connection = clients.enter_context(server.connect())
-            connection.sendall(part)
-        is_completion(server.post(chat(), key))
-        connection.sendall(whole[-1:])
-        is_completion(read_reply(connection))
+QUEUE = "adriaticum_queue_length"
 
 
 def a_full_queue_sheds_at_once():
     """Two requests are processed and two wait: of ten more than the first two, eight are shed, and leave no row."""
-    runtime, gate, replies = Runtime(), threading.Event(), []
-    with Server(runtime, workers=2, queue=2) as server:
+    with held_server(workers=2, queue=2) as (server, runtime, gate, send):
         key = server.create_key()
         # A key that was accepted before may use every place.
-        is_completion(server.post(chat(), key), "What is the capital of Croatia?")
-        runtime.answer = runtime.held(gate)
-        threads = [threading.Thread(target=lambda: replies.append(server.post(chat(), key))) for _ in range(12)]
-        [thread.start() for thread in threads[:2]]
-        are_running = until(lambda: len(runtime.calls) == 3)
-        [thread.start() for thread in threads[2:]]
-        until(lambda: len(replies) == 8)
-        shed = list(replies)
+        is_completion(server.post(chat("first"), key), "first")
+        connections = [send(key, "held") for _ in range(2)]
+        assert until(lambda: len(runtime.calls) == 3)
+        connections += [send(key, "held") for _ in range(10)]
+        for connection in connections[4:]:
+            is_error(read_reply(connection), "service_unavailable")
         gate.set()
-        [thread.join() for thread in threads]
-        assert are_running and len(shed) == 8 and len(replies) == 12, (are_running, shed, replies)
-        for reply in shed:
-            is_error(reply, "service_unavailable")
-        for reply in replies[8:]:
-            is_completion(reply)
+        for connection in connections[:4]:
+            is_completion(read_reply(connection), "held")
         assert server.rows("SELECT count(*) FROM usage") == [(5,)], "a shed request left a row"
-
-
-def _waits(server, metrics_key, count):
-    return f"\nadriaticum_queue_length {count}\n".encode() in server.get("/metrics", metrics_key).body
-
-
-@contextlib.contextmanager
-def _held_server(**settings):
-    """Yields a server, its runtime, and a function that sends a request. The runtime holds those that say so."""
-    runtime, gate = Runtime(), threading.Event()
-
-    def answer(body):
-        content = body["messages"][-1]["content"]
-        assert "held" not in content or gate.wait(REPLY_SECONDS)
-        return runtime.echo(body)
-
-    runtime.answer = answer
-    with Server(runtime, **settings) as server, contextlib.ExitStack() as connections:
-        def send(key, content):
-            connection = connections.enter_context(server.connect())
-            connection.sendall(request(chat(content), key))
-            return connection
-
-        yield server, runtime, gate, send
 
 
 def _asked(runtime):
@@ -76,15 +35,14 @@ def _asked(runtime):
 
 def keys_take_turns():
     """A key with many requests delays another by one request, and loses its newest when the queue is full."""
-    with _held_server(workers=1, queue=8) as (server, runtime, gate, send):
+    with held_server(workers=1, queue=8) as (server, runtime, gate, send):
         many, few = server.create_key("many"), server.create_key("few")
-        metrics_key = server.create_key("watch", "--permission", "metrics")
         for key in (many, few):
             is_completion(server.post(chat("first"), key), "first")
         running = send(many, "held")
         assert until(lambda: len(runtime.calls) == 3)
         waiting = [send(many, f"many {number}") for number in range(8)]
-        assert until(lambda: _waits(server, metrics_key, 8))
+        assert until(lambda: server.metric(QUEUE) == 8)
         others = [send(few, f"few {number}") for number in range(2)]
         for connection in waiting[6:]:
             is_error(read_reply(connection), "service_unavailable")
@@ -100,36 +58,84 @@ def keys_take_turns():
 
 def a_limit_on_a_key_holds():
     """From its first request on, and after a change. The other keys use the other workers."""
-    with _held_server(workers=8) as (server, runtime, gate, send):
+    with held_server(workers=8) as (server, runtime, gate, send):
         limited, free = server.create_key("limited", "--concurrent", "2"), server.create_key("free")
-        metrics_key, identifier = server.create_key("watch", "--permission", "metrics"), server.keys()["limited"]["id"]
+        identifier = server.keys()["limited"]["id"]
         for limit in (2, 1):
             if limit == 1:
                 server.cli("keys", "set", identifier, "--concurrent", "1")
             gate.clear()
             connections = [send(limited, f"held {limit}") for _ in range(6)]
-            assert until(lambda: _waits(server, metrics_key, 6 - limit)), f"not {limit} at once"
+            assert until(lambda: server.metric(QUEUE) == 6 - limit), f"not {limit} at once"
             # The others have left the queue, but may not have reached the runtime yet.
             assert until(lambda: _asked(runtime).count(f"held {limit}") >= limit), _asked(runtime)
             is_completion(server.post(chat("other"), free), "other")
             assert _asked(runtime).count(f"held {limit}") == limit, _asked(runtime)
+            assert server.metric("adriaticum_workers_busy") == limit
             gate.set()
             for connection in connections:
                 is_completion(read_reply(connection), f"held {limit}")
 
 
+def a_raised_limit_starts_the_requests_that_wait_with_the_next_one():
+    gates = {"first": threading.Event(), "next": threading.Event()}
+    with held_server(workers=8) as (server, runtime, _gate, send):
+        runtime.answer = lambda body: (gates[body["messages"][0]["content"]].wait(REPLY_SECONDS), runtime.echo(body))[1]
+        key = server.create_key("limited", "--concurrent", "1")
+        connections = [send(key, "first")]
+        assert until(lambda: runtime.calls)
+        connections += [send(key, "next") for _ in range(4)]
+        assert until(lambda: server.metric(QUEUE) == 4)
+        server.cli("keys", "set", server.keys()["limited"]["id"], "--concurrent", "none")
+        gates["first"].set()
+        assert until(lambda: len(runtime.calls) == 5), _asked(runtime)
+        gates["next"].set()
+        for connection in connections:
+            assert read_reply(connection).status == 200
+
+
+def full_bodies_of_one_key_shed_none_of_another():
+    """They fill the memory. A key that holds less gets through; a key that is not known and the one that holds most do not."""
+    with held_server(workers=1, buffer_limit=4 << 20) as (server, runtime, gate, send):
+        most, much, few = (server.create_key(name) for name in ("most", "much", "few"))
+        for key in (most, much, few):
+            is_completion(server.post(chat("first"), key), "first")
+        shed = lambda: server.metric('adriaticum_requests_shed_total{reason="buffer"}')  # noqa: E731
+        # Each of them needs three times its body and some more: five have room.
+        full = padded(MAX_BODY, "held")
+        crowd = [send(most, full)]
+        assert until(lambda: len(runtime.calls) == 4)
+        crowd += [send(most, full) for _ in range(5)]
+        assert until(lambda: shed() == 3), "three quarters of the memory are its share"
+        second = [send(much, full) for _ in range(2)]
+        assert until(lambda: server.metric(QUEUE) == 4)
+        # There is room for two small ones; a scrape needs as much.
+        is_error(server.post(padded(30_000), server.create_key("stranger")), "service_unavailable")
+        assert shed() == 4, "a key that is not known displaced another"
+        small = [send(few, "few") for _ in range(3)]
+        assert until(lambda: shed() == 5 and server.metric(QUEUE) == 6), (shed(), server.metric(QUEUE))
+        gate.set()
+        assert sorted(read_reply(connection).status for connection in crowd) == [200, 200, 503, 503, 503, 503]
+        assert {read_reply(connection).status for connection in second + small} == {200}
+
+
 def strangers_do_not_wait_for_a_worker():
     """A key that does not exist is refused while the only worker is busy, and takes no place of a key that does."""
-    with _held_server(workers=1, queue=8) as (server, runtime, gate, send):
-        key, metrics_key = server.create_key(), server.create_key("watch", "--permission", "metrics")
+    with held_server(workers=1, queue=8) as (server, runtime, gate, send):
+        key = server.create_key()
         is_completion(server.post(chat("first"), key), "first")
         running = [send(key, "held")]
         assert until(lambda: len(runtime.calls) == 2)
-        new = server.create_key("new")
-        running += [send(key, "held") for _ in range(7)] + [send(new, "held")]
-        assert until(lambda: _waits(server, metrics_key, 8)), "a key has no place"
+        new, another = server.create_key("new"), server.create_key("another")
+        running += [send(key, "held") for _ in range(7)]
+        assert until(lambda: server.metric(QUEUE) == 7)
+        running.append(send(new, "held"))
+        assert until(lambda: server.metric(QUEUE) == 8), "a key has no place"
         for connection in [send("adr_" + 48 * "0", "stranger") for _ in range(10)]:
             is_error(read_reply(connection), "invalid_api_key")
+        # If there is no room, a new key displaces the newest of the longest lane, as a known one does.
+        running.append(send(another, "held"))
+        is_error(read_reply(running.pop(7)), "service_unavailable")
         gate.set()
         for connection in running:
             is_completion(read_reply(connection), "held")
@@ -137,71 +143,69 @@ def strangers_do_not_wait_for_a_worker():
 
 def a_stop_completes_requests_in_progress_and_waiting():
     """An idle client does not delay the stop, and new connections are not answered any more."""
-    runtime, gate, replies = Runtime(), threading.Event(), []
-    runtime.answer = runtime.held(gate)
-
     def is_answered():
         with contextlib.suppress(OSError), server.connect(timeout=3) as connection:
             connection.sendall(request(chat()))
             return read_reply(connection).status
 
-    def is_one_waiting():
-        return b"\nadriaticum_queue_length 1\n" in server.get("/metrics", metrics_key).body
-
-    with Server(runtime, workers=1) as server, server.connect():
-        key, metrics_key = server.create_key(), server.create_key("watch", "--permission", "metrics")
-        threads = [threading.Thread(target=lambda: replies.append(server.post(chat(), key))) for _ in range(2)]
-        threads[0].start()
+    with held_server(workers=1) as (server, runtime, gate, send), server.connect() as idle:
+        idle.sendall(request(chat()))
+        is_error(read_reply(idle), "invalid_api_key")
+        key = server.create_key()
+        connections = [send(key, "held")]
         assert until(lambda: runtime.calls)
-        threads[1].start()
-        assert until(is_one_waiting), "the second request does not wait"
+        connections.append(send(key, "held"))
+        assert until(lambda: server.metric(QUEUE) == 1), "the second request does not wait"
         server.process.send_signal(signal.SIGTERM)
-        is_refused = until(lambda: not is_answered())
-        has_ended = until(lambda: server.process.poll() is not None, 1)
+        said = "[INFO] stopping: no new connections; waits for 2 requests\n"
+        assert until(lambda: said in server.logged()), server.last_logged()
+        assert ends(idle), "an idle connection stays open"
+        assert until(lambda: not is_answered()), "a new connection is answered after SIGTERM"
+        assert server.process.poll() is None, "the service ended while a request was in progress"
         gate.set()
-        assert is_refused, "a new connection is answered after SIGTERM"
-        assert not has_ended, "the service ended while a request was in progress"
+        for connection in connections:
+            reply = read_reply(connection)
+            is_completion(reply, "held")
+            assert reply.headers["connection"] == "close" and ends(connection), reply.headers
         assert server.process.wait(STOP_SECONDS) == 0, "SIGTERM did not lead to exit code 0"
-        [thread.join() for thread in threads]
-        assert len(replies) == 2, replies
-        for reply in replies:
-            is_completion(reply)
         assert server.rows("SELECT count(*) FROM usage WHERE status = 200") == [(2,)]
 
 
-def an_interrupt_stops_it_too():
-    with Server(RUNTIME) as server:
+def an_interrupt_stops_it_too_and_half_a_request_does_not_delay_it():
+    with Server(RUNTIME) as server, server.connect() as half:
+        half.sendall(b"POST /v1/chat")
+        # It is read by the time that a later connection is answered.
         is_error(server.post(chat()), "invalid_api_key")
-        assert server.stop(signal.SIGINT) == 0
+        server.process.send_signal(signal.SIGINT)
+        is_error(read_reply(half), "invalid_request")
+        assert server.process.wait(STOP_SECONDS) == 0
+
+
+def a_second_signal_ends_it_at_once():
+    with held_server() as (server, runtime, _gate, send):
+        send(server.create_key(), "held")
+        assert until(lambda: runtime.calls)
+        server.process.send_signal(signal.SIGTERM)
+        assert until(lambda: "stopping: " in server.logged())
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(STOP_SECONDS) == 1
+        # What ends with the block is another one.
+        server.start()
+        server.wait_until_it_listens()
 
 
 def a_second_serve_on_the_same_database_is_refused():
-    runtime, gate, replies = Runtime(), threading.Event(), []
-    runtime.answer = runtime.held(gate)
-    with Server(runtime) as first:
-        key = first.create_key()
-        thread = threading.Thread(target=lambda: replies.append(first.post(chat(), key)))
-        thread.start()
+    with held_server() as (first, runtime, gate, send):
+        running = send(first.create_key(), "held")
         assert until(lambda: runtime.calls)
-        done = Server(runtime, database=first.database).cli("serve", check=False)
+        done = Server(Runtime(), database=first.database).cli("serve", check=False)
         # The pid, or in a shared database the address.
-        named = f"127.0.0.1:{first.port}" if Server.postgres else str(first.process.pid)
+        named = f"127.0.0.1:{first.port}" if Server.postgres else f"another adriaticum serve uses it (pid {first.process.pid})"
         assert done.returncode == 1 and named in done.stderr, done
+        assert Server.postgres or "ADRIATICUM_DATABASE" in done.stderr, "the setting is not named"
         gate.set()
-        thread.join()
-        done = is_completion(replies[0])
+        done = is_completion(read_reply(running), "held")
         assert first.rows("SELECT request_id, status FROM usage") == [(done["id"], 200)], "the first can't write any more"
-
-
-def a_stop_at_any_moment_of_the_start_is_clean():
-    for milliseconds in range(0, 40, 2):
-        server = Server(RUNTIME)
-        server.start()
-        # Not a wait for anything: the signal has to arrive at different moments of the start.
-        time.sleep(milliseconds / 1000)
-        code = server.stop()
-        # Before the program has registered its handlers, the system's own ends it.
-        assert code in (0, -signal.SIGTERM), (milliseconds, code)
 
 
 def a_restart_keeps_keys_and_rows():

@@ -6,7 +6,7 @@ import tempfile
 import threading
 import time
 
-from harness import Runtime, Server, beside, chat, is_completion, is_error, until
+from harness import SILENT, Runtime, Server, beside, chat, is_completion, is_error, until
 from shared import KEY, RUNTIME, SERVER, UNREACHABLE, ok
 
 
@@ -53,6 +53,73 @@ def a_runtime_that_refuses_is_skipped_and_tried_once():
             second.answer = first.answer
             is_error(server.post(chat(), key), "inference_error")
             assert (len(first.calls), len(second.calls)) == (2, 2), (first.calls, second.calls)
+
+
+def the_first_refusal_of_several_is_reported():
+    runtimes = [Runtime() for _ in range(3)]
+    for runtime, status in zip(runtimes, (429, 503, 503)):
+        runtime.answer = lambda body, status=status: (status, {})
+    with Server(runtime_url=",".join(runtime.url for runtime in runtimes)) as server:
+        reply = server.post(chat(), server.create_key())
+        is_error(reply, "inference_error")
+        assert "x-should-retry" not in reply.headers, "nothing was run"
+        assert [len(runtime.calls) for runtime in runtimes] == [1, 1, 1]
+        details = f'details="runtime {runtimes[0].url}: it answered with HTTP status 429"'
+        assert until(lambda: "cause=status_429" in server.logged() and details in server.logged()), server.last_logged()
+
+
+def a_call_that_may_have_been_run_is_not_repeated_and_the_next_request_goes_elsewhere():
+    for answer, no_retry in (((SILENT, None), "false"), ((None, b""), None), ((500, {}), None), ((502, {}), None),
+                             ((200, b"x"), None)):
+        failing, good = Runtime(), Runtime()
+        failing.answer, good.answer = lambda body, answer=answer: answer, good.good
+        with Server(runtime_url=f"{failing.url},{good.url}", runtime_timeout=1) as server:
+            key = server.create_key()
+            reply = server.post(chat(), key)
+            is_error(reply, "inference_error")
+            assert reply.headers.get("x-should-retry") == no_retry, (answer, reply.headers)
+            assert (len(failing.calls), len(good.calls)) == (1, 0), answer
+            for _ in range(5):
+                is_completion(server.post(chat(), key))
+            assert (len(failing.calls), len(good.calls)) == (1, 5), answer
+
+
+def a_conversation_that_is_refused_or_has_no_text_is_no_failure_of_the_runtime():
+    """One key with seven requests took three of four runtimes out."""
+    runtime, other = Runtime(), Runtime()
+    with Server(runtime_url=f"{runtime.url},{other.url}") as server:
+        key = server.create_key()
+        figure = lambda name: server.metric(f'adriaticum_runtime_{name}{{runtime="{runtime.url}"}}')  # noqa: E731
+        refusal, too_long = {"error": {"message": "bad template"}}, {"error": {"type": "exceed_context_size_error"}}
+        answers = [(400, refusal), (413, refusal), (422, refusal), (400, too_long), (200, runtime.completion(None)),
+                   (200, runtime.completion(None, "length"))]
+        for answer in answers:
+            runtime.answer = lambda body, answer=answer: answer
+            server.post(chat(), key)
+        assert (figure("up"), figure("failures_total"), len(runtime.calls), len(other.calls)) == (1, 0, len(answers), 0)
+        # It can't run any other conversation either.
+        runtime.answer = lambda body: (400, {"error": {"message": "model not found"}})
+        is_error(server.post(chat(), key), "inference_error")
+        assert figure("failures_total") == 1
+
+
+def a_runtime_that_is_the_service_itself_is_refused():
+    """Each call took a worker, which waited for the next, until `runtime.timeout`."""
+    server = Server()
+    url = f"http://localhost:{server.port}/v1"
+    server.environment["ADRIATICUM_RUNTIME_URL"] = url
+    expected = f"{url} leads to this service itself. Set runtime.url"
+    for command in ("serve", "check"):
+        done = server.cli(command, check=False)
+        assert done.returncode == 1 and expected in done.stdout + done.stderr, done
+
+
+def the_environments_proxy_is_not_asked():
+    RUNTIME.answer = RUNTIME.good
+    server = Server(RUNTIME)
+    server.environment |= dict.fromkeys(("http_proxy", "HTTP_PROXY", "ALL_PROXY"), UNREACHABLE.url)
+    with server:
+        is_completion(server.post(chat(), server.create_key()))
 
 
 def the_least_busy_runtime_is_used():
@@ -134,4 +201,5 @@ def a_prompt_beyond_the_context_is_400():
                   {"code": "context_length_exceeded", "type": "invalid_request_error", "param": "messages",
                    "message": "This model's maximum context length is 4096 tokens."}):
         RUNTIME.answer = lambda body, error=error: (400, {"error": error})
-        is_error(SERVER.post(chat(), KEY), "invalid_request")
+        message = is_error(SERVER.post(chat(), KEY), "invalid_request")["message"]
+        assert "n_ctx" not in error or "9000" in message and "4096" in message, message
