@@ -74,7 +74,7 @@ postgres: need-postgres build ## Run the tests of the store and the ledger on Po
 	$(CARGO) test --locked --features test-postgres --lib -- \
 		audit:: console::session:: database:: keys:: ledger:: recovery:: store::
 	$(CARGO) test --locked --features test-postgres --test integration -- \
-		postgres:: moving:: gateways:: budgets:: states::
+		postgres:: moving:: gateways:: budgets:: metrics::
 	@# No case needs both, so one run does for both.
 	$(PYTHON) tests/conformance/run.py --postgres --tls
 

@@ -8,8 +8,8 @@ SCRIPT = pathlib.Path(__file__).resolve().parents[1] / "postgres.sh"
 SEPARATOR, NULL = "\x1f", "<null>"
 
 # Cases about the files, triggers and locks of SQLite.
-LEFT_OUT = ("ledger.usage_that_cannot_be_recorded", "ledger.a_locked_database_delays_the_answer",
-            "ledger.a_database_locked_for_five_seconds_costs_no_more_inferences")
+LEFT_OUT = ("files.", "lifecycle.a_second_serve_on_another_name", "ledger.usage_that_cannot_be_recorded",
+            "ledger.a_locked_database_delays_the_answer", "ledger.a_database_locked_for_five_seconds_costs_no_more_inferences")
 # Cases about SQLite in which nothing depends on the connections of clients, so they need not be run over TLS.
 OF_FILES = ("restore.", "figures.a_range_has_the_same_figures_everywhere", "figures.a_list_has_the_newest_requests",
             "ledger.a_damaged_database_is_refused")

@@ -24,8 +24,9 @@ sys.path[:0] = [str(FOLDER), str(FOLDER / "cases")]
 from harness import Secured, Server  # noqa: E402
 from postgres import LEFT_OUT, OF_FILES, Postgres  # noqa: E402
 
-MODULES = ("completions", "refusals", "wire", "runtimes", "grounding", "openai", "causes", "keys", "ledger", "figures", "console",
-           "sign_in", "key_pages", "monitoring", "files", "commands", "check", "restore", "settings", "zone", "lifecycle", "secrecy")
+MODULES = ("completions", "refusals", "wire", "runtimes", "grounding", "openai", "abandonment", "causes", "keys", "ledger", "figures",
+           "console", "sign_in", "key_pages", "monitoring", "files", "commands", "check", "restore", "settings", "zone", "version",
+           "lifecycle", "secrecy")
 
 
 def main():

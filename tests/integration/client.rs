@@ -2,18 +2,13 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::sync::Arc;
+use std::net::TcpListener;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use adriaticum::client::{Call, CallError, Cancellation, HttpClient};
 use adriaticum::http::MAX_HEAD;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
-use rustls::crypto::ring;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use ureq::http::Uri;
 
 use crate::support::{ClosedPort, PATIENCE, until};
@@ -30,22 +25,13 @@ struct Scripted {
 
 impl Scripted {
     fn new(connections: Vec<Vec<&'static str>>) -> Self {
-        Self::with("http", connections, |stream| stream)
-    }
-
-    fn with<S: Read + Write>(
-        scheme: &str,
-        connections: Vec<Vec<&'static str>>,
-        wrap: impl Fn(TcpStream) -> S + Send + 'static,
-    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
         let port = listener.local_addr().expect("it listens").port();
         let (sender, heard) = mpsc::channel();
         thread::spawn(move || {
             for answers in connections {
-                let mut stream = wrap(listener.accept().expect("a connection").0);
+                let mut stream = listener.accept().expect("a connection").0;
                 for answer in answers {
-                    // A client that refuses the certificate sends no request.
                     let Some(request) = read_request(&mut stream) else {
                         break;
                     };
@@ -57,7 +43,7 @@ impl Scripted {
             }
         });
         Self {
-            base: format!("{scheme}://127.0.0.1:{port}/v1"),
+            base: format!("http://127.0.0.1:{port}/v1"),
             heard,
         }
     }
@@ -207,9 +193,6 @@ fn answers() {
             200,
             "ok",
         ),
-        ("HTTP/1.1 500 Oh\r\ncontent-length: 0\r\n\r\n", 500, ""),
-        ("HTTP/1.1 204 None\r\n\r\n", 204, ""),
-        ("HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nok", 200, "ok"),
         ("HTTP/1.1 200 OK\r\n\r\nto the end", 200, "to the end"),
         (
             "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2;x=y\r\nok\r\n1\r\n!\r\n0\r\nx: y\r\n\r\n",
@@ -424,76 +407,6 @@ fn a_call_is_ended_by_another_thread() {
         .set_nonblocking(true)
         .expect("an option of the socket");
     assert!(listener.accept().is_err(), "no connection was made");
-}
-
-/// A CA of this name, and a server on 127.0.0.1 with a certificate of it.
-fn certified(name: &str) -> (CertificateDer<'static>, Arc<ServerConfig>) {
-    let mut params = CertificateParams::default();
-    params.distinguished_name.push(DnType::CommonName, name);
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let ca =
-        CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key")).expect("a CA");
-    let key = KeyPair::generate().expect("a key");
-    let certificate = CertificateParams::new(vec!["127.0.0.1".into()])
-        .and_then(|params| params.signed_by(&key, &ca))
-        .expect("a certificate");
-    let key = PrivateKeyDer::try_from(key.serialize_der()).expect("a key");
-    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .expect("the default versions")
-        .with_no_client_auth()
-        .with_single_cert(vec![certificate.der().clone()], key)
-        .expect("they belong together");
-    (ca.der().clone(), Arc::new(config))
-}
-
-fn https(config: Arc<ServerConfig>, connections: Vec<Vec<&'static str>>) -> Scripted {
-    Scripted::with("https", connections, move |stream| {
-        StreamOwned::new(
-            ServerConnection::new(Arc::clone(&config)).expect("a session"),
-            stream,
-        )
-    })
-}
-
-#[test]
-fn https_with_a_ca_of_its_own() {
-    let (ca, config) = certified("a");
-    let server = https(config, vec![vec![SHORT, SHORT, SHORT], vec![SHORT]]);
-    let client = HttpClient::new(&server.base, Some(&[ca]));
-    for _ in 0..3 {
-        let answer =
-            call(&client, &server.base, Some(b"{}"), Duration::from_secs(10)).expect("an answer");
-        assert_eq!(answer, (200, "ok".into()));
-        let heard = server.next().expect("a request on the same connection");
-        assert!(
-            heard.starts_with("POST /v1/x") && heard.ends_with("\r\n\r\n{}"),
-            "{heard}"
-        );
-    }
-    assert!(server.next().is_none());
-    assert_eq!(
-        get(&client, &server.base)
-            .expect("an answer on a new connection")
-            .0,
-        200
-    );
-}
-
-#[test]
-fn https_with_another_ca_is_refused() {
-    // A CA that was made again under its old name is another one too.
-    for name in ["a", "b"] {
-        let server = https(certified("a").1, vec![vec![SHORT]]);
-        let client = HttpClient::new(&server.base, Some(&[certified(name).0]));
-        match get(&client, &server.base) {
-            Err(CallError::Unreachable(cause)) => {
-                assert!(cause.to_string().contains("trusted CA"), "{cause}")
-            }
-            other => panic!("{other:?}"),
-        }
-        assert!(server.next().is_none(), "no request was sent");
-    }
 }
 
 #[test]

@@ -22,7 +22,7 @@ fn thousands_of_slow_clients_cost_no_thread() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).start();
     let key = server.key();
-    server.post(&key, &chat("x")).is_completion();
+    server.complete(&key).is_completion();
     let threads = server.threads();
     let whole = request(&key, &chat("x"));
     let connect = || TcpStream::connect(&server.address).expect("a connection");
@@ -39,7 +39,7 @@ fn thousands_of_slow_clients_cost_no_thread() {
             .expect("a part should be taken");
     }
     for _ in 0..100 {
-        server.post(&key, &chat("x")).is_completion();
+        server.complete(&key).is_completion();
     }
     assert_eq!(server.threads(), threads, "threads are fixed at the start");
     assert!(
@@ -77,17 +77,10 @@ fn running_out_of_file_descriptors_is_no_end() {
         .collect();
     let is_served = || {
         let mut client = Client::new(connect_from([127, 0, 0, 2], address));
-        client.send(&whole);
-        client.reply().status == 200
+        client.ask(&whole).status == 200
     };
     until("another is served beside them", is_served);
     drop(flood);
     until("and after them", is_served);
-    assert!(
-        server
-            .log()
-            .contains("at most 16 connections instead of 4096"),
-        "{}",
-        server.log()
-    );
+    server.has_logged("at most 16 connections instead of 4096");
 }

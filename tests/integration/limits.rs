@@ -1,4 +1,4 @@
-//! The listener alone, with limits small enough for a test to reach.
+//! The listener alone, with limits small enough for a test to reach: deadlines, turns, threads. Evictions are in eviction.rs.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use adriaticum::error::Failure;
 use adriaticum::http::{self, MAX_HEAD, Request, RequestHead, Response};
 use adriaticum::listener::{
-    Acceptor, Admission, Certificate, Dispatcher, Gauge, Lane, Limits, ListenerState, LoadEvent,
-    PendingRequest, Service,
+    Acceptor, Admission, Certificate, Dispatcher, Gauge, Lane, Limits, Listener, ListenerState,
+    LoadEvent, PendingRequest, Service, Watchdog,
 };
 
 use crate::support::{
@@ -20,27 +20,27 @@ use crate::support::{
 };
 use crate::tls;
 
-const SHORT: Duration = Duration::from_millis(300);
+pub const SHORT: Duration = Duration::from_millis(300);
 /// Within which a client on a busy machine has sent what it has to send.
-const ENOUGH: Duration = Duration::from_secs(4);
+pub const ENOUGH: Duration = Duration::from_secs(4);
 
 /// Answers with the path; some paths have further effects.
 #[derive(Default)]
-struct Echo {
-    gate: AtomicBool,
-    under_way: AtomicUsize,
-    looked_up: AtomicUsize,
-    threads: Mutex<Vec<thread::ThreadId>>,
+pub struct Echo {
+    pub gate: AtomicBool,
+    pub under_way: AtomicUsize,
+    pub looked_up: AtomicUsize,
+    pub threads: Mutex<Vec<thread::ThreadId>>,
     /// Refusals begun. The loop stays in one for as long as it is held.
-    refusals: AtomicUsize,
-    hold_loop: AtomicBool,
+    pub refusals: AtomicUsize,
+    pub hold_loop: AtomicBool,
     /// The loop stays with a request for /head for as long as it is held.
-    hold_head: AtomicBool,
+    pub hold_head: AtomicBool,
     /// Requests for /head so far; one for /heads asks how many.
-    heads: AtomicUsize,
-    is_head_held: AtomicBool,
+    pub heads: AtomicUsize,
+    pub is_head_held: AtomicBool,
     /// Refusals have at least so many bytes.
-    refusal_bytes: AtomicUsize,
+    pub refusal_bytes: AtomicUsize,
 }
 
 impl Service for Echo {
@@ -117,21 +117,24 @@ impl Echo {
 }
 
 /// A listener that serves until the value goes.
-struct Running {
-    echo: Arc<Echo>,
-    state: Arc<ListenerState>,
-    address: SocketAddr,
-    stopper: UnixStream,
-    thread: Option<JoinHandle<()>>,
+pub struct Running {
+    pub echo: Arc<Echo>,
+    pub state: Arc<ListenerState>,
+    pub address: SocketAddr,
+    pub stopper: UnixStream,
+    pub thread: Option<JoinHandle<()>>,
 }
 
-fn serve(limits: Limits) -> Running {
-    serve_with(limits, None)
+/// Starts a listener with the default limits but those that a test sets.
+pub fn serve(set: impl FnOnce(&mut Limits)) -> Running {
+    serve_with(set, |_| {})
 }
 
-fn serve_with(limits: Limits, acceptor: Option<Acceptor>) -> Running {
+fn serve_with(set: impl FnOnce(&mut Limits), prepare: impl FnOnce(&mut Listener)) -> Running {
+    let mut limits = Limits::default();
+    set(&mut limits);
     let (mut listener, address) = local_listener(limits);
-    listener.acceptor = acceptor.map(Arc::new);
+    prepare(&mut listener);
     let stopper = listener.stopper().expect("a stopper");
     let (echo, state) = (Arc::new(Echo::default()), Arc::clone(&listener.state));
     let service = Arc::clone(&echo);
@@ -152,37 +155,65 @@ fn serve_with(limits: Limits, acceptor: Option<Acceptor>) -> Running {
 }
 
 impl Running {
-    fn connect(&self) -> Client {
+    pub fn connect(&self) -> Client {
         Client::new(TcpStream::connect(self.address).expect("a connection"))
     }
 
     /// Connects from an address that no other client has.
-    fn connect_elsewhere(&self) -> Client {
+    pub fn connect_elsewhere(&self) -> Client {
         self.connect_from(2)
     }
 
     /// Connects from an address with this last byte.
-    fn connect_from(&self, host: u8) -> Client {
+    pub fn connect_from(&self, host: u8) -> Client {
         Client::new(connect_from([127, 0, 0, host], self.address))
     }
 
     /// Connects, and waits until the listener has accepted the connection.
-    fn hold_from(&self, host: u8) -> Client {
+    pub fn hold_from(&self, host: u8) -> Client {
         let before = self.state.snapshot().accepted;
         let client = self.connect_from(host);
         until("it is accepted", || self.state.snapshot().accepted > before);
         client
     }
 
-    fn counted(&self, event: LoadEvent) -> u64 {
+    pub fn counted(&self, event: LoadEvent) -> u64 {
         self.state.snapshot().count_of(event)
     }
 
     #[track_caller]
-    fn get(&self, path: &str) -> u16 {
+    pub fn has_counted(&self, event: LoadEvent, count: u64) {
+        assert_eq!(self.counted(event), count, "{event:?}");
+    }
+
+    pub fn buffered_bytes(&self) -> usize {
+        self.state.snapshot().buffered_bytes.now
+    }
+
+    /// Has the loop stay in the refusal of what this client sends, until `hold_loop` is false.
+    pub fn hold_loop<S: Read + Write>(&self, broken: &mut Client<S>) {
+        self.echo.hold_loop.store(true, Ordering::Release);
+        broken.send("nonsense\n\n");
+        until("the loop is held", || {
+            self.echo.refusals.load(Ordering::Acquire) == 1
+        });
+    }
+
+    pub fn release_loop(&self) {
+        self.echo.hold_loop.store(false, Ordering::Release);
+    }
+
+    /// Waits until so many requests for /hold are under way.
+    pub fn until_under_way(&self, count: usize) {
+        until("they are under way", || {
+            self.echo.under_way.load(Ordering::Acquire) == count
+        });
+    }
+
+    #[track_caller]
+    pub fn get(&self, path: &str) -> u16 {
         let mut client = self.connect();
-        client.send(get(path));
-        client.reply().status
+        client.ask(get(path)).status
     }
 }
 
@@ -202,12 +233,12 @@ impl Drop for Running {
     }
 }
 
-fn get(path: &str) -> String {
+pub fn get(path: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: h\r\n\r\n")
 }
 
 /// The head of a request and as much of its body.
-fn post(length: usize, sent: usize) -> String {
+pub fn post(length: usize, sent: usize) -> String {
     format!(
         "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: {length}\r\n\r\n{}",
         "x".repeat(sent)
@@ -216,10 +247,9 @@ fn post(length: usize, sent: usize) -> String {
 
 #[test]
 fn half_a_request_has_a_deadline_for_the_whole_of_it() {
-    let running = serve(Limits {
-        request_time: SHORT,
-        drain_time: SHORT,
-        ..Limits::default()
+    let running = serve(|limits| {
+        limits.request_time = SHORT;
+        limits.drain_time = SHORT;
     });
     for start in [
         "G",
@@ -229,8 +259,7 @@ fn half_a_request_has_a_deadline_for_the_whole_of_it() {
     ] {
         let began = Instant::now();
         let mut client = running.connect();
-        client.send(start);
-        let reply = client.reply();
+        let reply = client.ask(start);
         assert_eq!(reply.status, 400, "{start:?}");
         assert!(String::from_utf8_lossy(&reply.body).contains("in time"));
         assert!(client.ends());
@@ -253,14 +282,9 @@ fn half_a_request_has_a_deadline_for_the_whole_of_it() {
 /// The times are long: on a busy machine the client may need seconds to send the rest.
 #[test]
 fn requests_that_arrive_during_a_stop_are_answered() {
-    let limits = Limits {
-        stop_time: PATIENCE,
-        ..Limits::default()
-    };
-    let mut running = serve(limits);
+    let mut running = serve(|limits| limits.stop_time = PATIENCE);
     let mut used = running.connect();
-    used.send(get("/"));
-    assert_eq!(used.reply().status, 200);
+    assert_eq!(used.ask(get("/")).status, 200);
     let (mut fresh, mut half) = (running.connect(), running.connect());
     half.send(post(2, 1));
     // The listener has accepted and read them when a later connection is answered.
@@ -284,10 +308,9 @@ fn requests_that_arrive_during_a_stop_are_answered() {
 
 #[test]
 fn a_client_that_does_not_read_its_answer_is_dropped() {
-    let running = serve(Limits {
-        send_time: SHORT,
-        workers: 1,
-        ..Limits::default()
+    let running = serve(|limits| {
+        limits.send_time = SHORT;
+        limits.workers = 1;
     });
     let mut client = running.connect();
     client.send(get("/large"));
@@ -302,10 +325,9 @@ fn a_client_that_does_not_read_its_answer_is_dropped() {
 
 #[test]
 fn slow_clients_hold_no_thread() {
-    let running = serve(Limits {
-        workers: 2,
-        buffered_bytes: 256 * 1024 * 1024,
-        ..Limits::default()
+    let running = serve(|limits| {
+        limits.workers = 2;
+        limits.buffered_bytes = 256 * 1024 * 1024;
     });
     // More than there are threads of any kind, and none of them reads.
     let mut slow: Vec<Client> = (0..8).map(|_| running.connect()).collect();
@@ -336,66 +358,10 @@ fn slow_clients_hold_no_thread() {
     );
 }
 
-#[test]
-fn all_buffers_together_have_a_bound() {
-    let running = serve(Limits {
-        buffered_bytes: 600_000,
-        ..Limits::default()
-    });
-    let mut first = running.connect();
-    first.send(post(200_000, 199_999));
-    until("the bytes are buffered", || running.get("/") == 200);
-    let mut second = running.connect();
-    second.send(post(250_000, 249_999));
-    until("both are buffered", || {
-        running.state.snapshot().buffered_bytes.now >= 449_998
-    });
-    let mut third = running.connect();
-    third.send(post(250_000, 249_999));
-    // It grew past the limit: the oldest of the address is evicted, and the others continue.
-    let shed = first.reply();
-    assert_eq!((shed.status, first.ends()), (503, true));
-    assert_eq!(
-        (
-            running.counted(LoadEvent::UnfinishedEvicted),
-            running.counted(LoadEvent::BuffersFull)
-        ),
-        (1, 0)
-    );
-    // The loop reports its buffers at the end of its round, after the answer.
-    until("the rest is counted", || {
-        (499_998..600_000).contains(&running.state.snapshot().buffered_bytes.now)
-    });
-    // When the body is complete, the whole cost of the request is counted. To evict the other one would not be enough.
-    second.send("x");
-    assert_eq!(second.reply().status, 503);
-    assert_eq!(
-        (
-            running.counted(LoadEvent::UnfinishedEvicted),
-            running.counted(LoadEvent::BuffersFull)
-        ),
-        (1, 1)
-    );
-    // For this one it is.
-    let mut fourth = running.connect();
-    fourth.send(post(150_000, 150_000));
-    assert_eq!((fourth.reply().status, third.reply().status), (200, 503));
-    assert_eq!(
-        (
-            running.counted(LoadEvent::UnfinishedEvicted),
-            running.counted(LoadEvent::BuffersFull)
-        ),
-        (2, 1)
-    );
-    until("nothing is buffered", || {
-        running.state.snapshot().buffered_bytes.now < 100_000
-    });
-}
-
 /// It was once counted as running.
 #[test]
 fn a_client_that_leaves_during_its_look_up_has_waited() {
-    let running = serve(Limits::default());
+    let running = serve(|_| {});
     let mut client = running.connect();
     client.send(get("/look-up?a"));
     until("it is looked up", || {
@@ -413,15 +379,13 @@ fn a_client_that_leaves_during_its_look_up_has_waited() {
 }
 
 /// A listener that speaks TLS, and how to connect to it.
-fn serve_tls(limits: Limits) -> (Running, impl Fn() -> tls::Secured) {
+pub fn serve_tls(set: impl FnOnce(&mut Limits)) -> (Running, impl Fn() -> tls::Secured) {
     let folder = Folder::new();
     let trusted = tls::certify(&folder.path(""));
     let certificate = Certificate::read(&folder.path("cert.pem"), &folder.path("key.pem"))
         .expect("a certificate");
-    let running = serve_with(
-        limits,
-        Some(Acceptor::new(certificate).expect("an acceptor")),
-    );
+    let acceptor = Acceptor::new(certificate).expect("an acceptor");
+    let running = serve_with(set, |listener| listener.acceptor = Some(Arc::new(acceptor)));
     let (address, config) = (
         running.address,
         tls::client_config(&trusted, rustls::ALL_VERSIONS),
@@ -431,35 +395,8 @@ fn serve_tls(limits: Limits) -> (Running, impl Fn() -> tls::Secured) {
     })
 }
 
-#[test]
-fn an_idle_session_gives_way_to_a_request() {
-    let (running, connect) = serve_tls(Limits {
-        buffered_bytes: 1_200_000,
-        ..Limits::default()
-    });
-    let mut idle: Vec<tls::Secured> = (0..50).map(|_| connect()).collect();
-    let mut client = connect();
-    client.send(post(250_000, 250_000));
-    assert_eq!(client.reply().status, 200);
-    assert_eq!(
-        (
-            running.counted(LoadEvent::BuffersFull),
-            running.counted(LoadEvent::Rejected)
-        ),
-        (0, 0)
-    );
-    assert!(
-        (1..50).contains(&running.counted(LoadEvent::IdleEvicted)),
-        "{:?}",
-        running.state.snapshot()
-    );
-    assert!(idle[0].ends(), "the longest idle is the first to go");
-    idle[49].send(get("/"));
-    assert_eq!(idle[49].reply().status, 200);
-}
-
 /// Three TLS connections: one that has sent this much, one that is idle, and one whose refusal holds the loop.
-fn hold_the_loop(
+pub fn hold_the_loop(
     running: &Running,
     connect: impl Fn() -> tls::Secured,
     sent: &str,
@@ -467,18 +404,14 @@ fn hold_the_loop(
     let mut growing = connect();
     growing.send(sent);
     let (idle, mut broken) = (connect(), connect());
-    running.echo.hold_loop.store(true, Ordering::Release);
-    broken.send("nonsense\n\n");
-    until("the loop is held", || {
-        running.echo.refusals.load(Ordering::Acquire) == 1
-    });
+    running.hold_loop(&mut broken);
     [growing, idle, broken]
 }
 
 /// A handshake with an RSA key of 4,096 bits costs milliseconds.
 #[test]
 fn established_sessions_come_before_handshakes() {
-    let (running, connect) = serve_tls(Limits::default());
+    let (running, connect) = serve_tls(|_| {});
     let strangers: Vec<TcpStream> = (0..50).map(|_| running.connect().stream).collect();
     let [mut established, _idle, mut broken] = hold_the_loop(&running, connect, "");
     assert_eq!(running.state.snapshot().accepted, 53);
@@ -489,7 +422,7 @@ fn established_sessions_come_before_handshakes() {
     }
     established.send(get("/head"));
     running.echo.hold_head.store(true, Ordering::Release);
-    running.echo.hold_loop.store(false, Ordering::Release);
+    running.release_loop();
     until("it has its turn", || {
         running.echo.is_head_held.load(Ordering::Acquire)
     });
@@ -523,7 +456,7 @@ fn established_sessions_come_before_handshakes() {
 /// Many handshakes of some addresses delay another address by a step of each.
 #[test]
 fn the_handshakes_of_addresses_take_turns() {
-    let (running, connect) = serve_tls(Limits::default());
+    let (running, connect) = serve_tls(|_| {});
     let flood: Vec<TcpStream> = (0..100)
         .map(|number| running.hold_from(3 + number % 2).stream)
         .collect();
@@ -534,7 +467,7 @@ fn the_handshakes_of_addresses_take_turns() {
             .write_all(&tls::client_hello())
             .expect("the system takes it");
     }
-    running.echo.hold_loop.store(false, Ordering::Release);
+    running.release_loop();
     assert_eq!(broken.reply().status, 400);
     assert_eq!(
         other
@@ -555,7 +488,7 @@ fn the_handshakes_of_addresses_take_turns() {
 /// A handshake whose client has gone costs nothing more.
 #[test]
 fn a_client_that_leaves_its_handshake_is_closed_at_once() {
-    let (running, connect) = serve_tls(Limits::default());
+    let (running, connect) = serve_tls(|_| {});
     let strangers: Vec<TcpStream> = (0..20).map(|_| running.hold_from(3).stream).collect();
     let [_growing, _idle, mut broken] = hold_the_loop(&running, connect, "");
     for stranger in &strangers {
@@ -566,7 +499,7 @@ fn a_client_that_leaves_its_handshake_is_closed_at_once() {
             .shutdown(Shutdown::Write)
             .expect("it can be shut down");
     }
-    running.echo.hold_loop.store(false, Ordering::Release);
+    running.release_loop();
     assert_eq!(broken.reply().status, 400);
     for mut stranger in strangers {
         let received = stranger.read_to_end(&mut Vec::new()).unwrap_or_default();
@@ -574,313 +507,11 @@ fn a_client_that_leaves_its_handshake_is_closed_at_once() {
     }
 }
 
-/// A stop reads what has arrived on every connection. What it reads on the first may evict the second.
-#[test]
-fn a_session_is_evicted_during_a_stop() {
-    let (mut running, connect) = serve_tls(Limits {
-        buffered_bytes: 60_000,
-        ..Limits::default()
-    });
-    let [mut growing, mut idle, mut broken] = hold_the_loop(&running, connect, "");
-    // The stop comes first, so that the loop reads these bytes while it stops.
-    running.stopper.write_all(b"x").expect("it can be stopped");
-    growing.send(post(250_000, 50_000));
-    running.echo.hold_loop.store(false, Ordering::Release);
-    assert_eq!(broken.reply().status, 400);
-    assert_eq!(growing.reply().status, 503);
-    assert!(idle.ends());
-    assert_eq!(running.counted(LoadEvent::UnfinishedEvicted), 1);
-}
-
-/// Two connections expire at the same time. The refusal of the first may evict the second.
-#[test]
-fn a_session_is_evicted_when_it_has_expired() {
-    let refusal = 8 * 1024 * 1024;
-    // Room for the refusal, what is encrypted of it, and one session.
-    let buffered_bytes = refusal + 80_000;
-    let limits = Limits {
-        buffered_bytes,
-        idle_time: ENOUGH,
-        request_time: ENOUGH,
-        ..Limits::default()
-    };
-    let (running, connect) = serve_tls(limits);
-    let [mut growing, mut idle, mut broken] = hold_the_loop(&running, connect, "GET / HT");
-    let began = Instant::now();
-    running.echo.refusal_bytes.store(refusal, Ordering::Release);
-    until("both have expired", || began.elapsed() > ENOUGH);
-    running.echo.hold_loop.store(false, Ordering::Release);
-    assert_eq!(broken.reply().status, 400);
-    assert!(idle.ends());
-    assert_eq!(growing.reply().status, 400);
-}
-
-#[test]
-fn the_longest_idle_connection_makes_room() {
-    let running = serve(Limits {
-        max_connections: 4,
-        ..Limits::default()
-    });
-    let mut idle: Vec<Client> = [false, true, false, true]
-        .map(|elsewhere| {
-            let mut client = if elsewhere {
-                running.connect_elsewhere()
-            } else {
-                running.connect()
-            };
-            client.send(get("/"));
-            assert_eq!(client.reply().status, 200);
-            client
-        })
-        .into();
-    // The address has its half, so its own longest idle connection is evicted and not the other address's.
-    let mut new = running.connect_elsewhere();
-    new.send(get("/"));
-    assert_eq!(new.reply().status, 200);
-    assert!(
-        idle[1].ends(),
-        "the one that was idle longest, of its address"
-    );
-    let mut third = Client::new(connect_from([127, 0, 0, 3], running.address));
-    third.send(get("/"));
-    assert_eq!(third.reply().status, 200);
-    assert!(idle[0].ends(), "the one that was idle longest of all");
-    for client in [2, 3] {
-        idle[client].send(get("/"));
-        assert_eq!(idle[client].reply().status, 200);
-    }
-    let snapshot = running.state.snapshot();
-    assert_eq!(
-        (snapshot.connections, snapshot.accepted),
-        (Gauge { now: 4, limit: 4 }, 6)
-    );
-    assert_eq!(
-        (
-            snapshot.count_of(LoadEvent::IdleEvicted),
-            snapshot.count_of(LoadEvent::UnfinishedEvicted)
-        ),
-        (2, 0)
-    );
-}
-
-/// Two addresses hold all connections in silence, and reopen what is closed. Once they evicted every upload and every idle
-/// connection of the others.
-#[test]
-fn the_largest_holder_gives_way_although_it_is_idle() {
-    let running = serve(Limits {
-        max_connections: 8,
-        ..Limits::default()
-    });
-    let (mut upload, mut kept) = (running.connect_elsewhere(), running.connect_elsewhere());
-    upload.send(post(2, 1));
-    kept.send(get("/"));
-    assert_eq!(kept.reply().status, 200);
-    let flood: Vec<Client> = (0..30)
-        .map(|number| running.hold_from(3 + number % 2))
-        .collect();
-    assert_eq!(
-        running.counted(LoadEvent::IdleEvicted),
-        30 - 6,
-        "they evict one another"
-    );
-    upload.send("x");
-    kept.send(get("/"));
-    assert_eq!((upload.reply().status, kept.reply().status), (200, 200));
-    assert_eq!(
-        (
-            running.counted(LoadEvent::UnfinishedEvicted),
-            running.counted(LoadEvent::Rejected)
-        ),
-        (0, 0)
-    );
-    drop(flood);
-}
-
-#[test]
-fn an_address_loses_its_longest_idle_connection_first_and_then_its_oldest_request() {
-    let running = serve(Limits {
-        max_connections: 6,
-        ..Limits::default()
-    });
-    let mut other = running.connect_elsewhere();
-    // When a later request is answered, what came before is read.
-    let mut unfinished = || {
-        let mut client = running.hold_from(3);
-        client.send("P");
-        other.send(get("/"));
-        assert_eq!(other.reply().status, 200);
-        client
-    };
-    let mut requests = vec![unfinished()];
-    let mut idle = [running.hold_from(3), running.hold_from(3)];
-    // The address has its half: each of these evicts one of its own.
-    for client in &mut idle {
-        requests.push(unfinished());
-        assert!(client.ends());
-    }
-    requests.push(unfinished());
-    assert_eq!(requests[0].reply().status, 503);
-    assert_eq!(
-        (
-            running.counted(LoadEvent::IdleEvicted),
-            running.counted(LoadEvent::UnfinishedEvicted)
-        ),
-        (2, 1)
-    );
-}
-
-#[test]
-fn running_requests_count_as_held_and_are_not_evicted() {
-    let running = serve(Limits {
-        max_connections: 6,
-        ..Limits::default()
-    });
-    let mut busy = [running.connect_from(3), running.connect_from(3)];
-    for client in &mut busy {
-        client.send(get("/hold"));
-    }
-    until("both are under way", || {
-        running.echo.under_way.load(Ordering::Acquire) == 2
-    });
-    let mut others = [
-        running.hold_from(4),
-        running.hold_from(4),
-        running.hold_from(5),
-    ];
-    let mut third = running.hold_from(3);
-    let _new = running.hold_from(6);
-    assert!(third.ends(), "its address has three connections");
-    let _newer = running.hold_from(7);
-    assert!(
-        others[0].ends(),
-        "nothing of the largest holder can be evicted, so the next one gives way"
-    );
-    running.echo.gate.store(true, Ordering::Release);
-    for client in &mut busy {
-        assert_eq!(client.reply().status, 200);
-    }
-    assert_eq!(
-        (
-            running.counted(LoadEvent::IdleEvicted),
-            running.counted(LoadEvent::Rejected)
-        ),
-        (2, 0)
-    );
-    for client in &mut others[1..] {
-        client.send(get("/"));
-        assert_eq!(client.reply().status, 200);
-    }
-}
-
-#[test]
-fn unfinished_requests_of_the_busiest_address_make_room() {
-    let running = serve(Limits {
-        max_connections: 8,
-        ..Limits::default()
-    });
-    let mut honest = running.connect_elsewhere();
-    honest.send("GET /");
-    let mut kept = running.connect_elsewhere();
-    kept.send(get("/"));
-    assert_eq!(kept.reply().status, 200);
-    let mut flood: Vec<Client> = (0..40)
-        .map(|_| {
-            let mut client = running.connect();
-            client.send("P");
-            // When a later request is answered, the byte is read before the next connection is accepted.
-            kept.send(get("/"));
-            assert_eq!(kept.reply().status, 200);
-            client
-        })
-        .collect();
-    assert_eq!(
-        running.counted(LoadEvent::UnfinishedEvicted),
-        36,
-        "they have half of the connections"
-    );
-    for source in 3..20 {
-        let mut other = Client::new(connect_from([127, 0, 0, source], running.address));
-        other.send(get("/"));
-        assert_eq!(other.reply().status, 200);
-    }
-    kept.send(get("/"));
-    assert_eq!(
-        kept.reply().status,
-        200,
-        "an idle connection of another address stays"
-    );
-    honest.send(" HTTP/1.1\r\nHost: h\r\n\r\n");
-    assert_eq!(
-        honest.reply().status,
-        200,
-        "so does half a request of another address"
-    );
-    let reply = flood[0].reply();
-    assert_eq!(reply.status, 503, "a victim is answered if it can be");
-    assert!(flood[0].ends());
-}
-
-/// 20 large bodies that are never finished fill the memory. Another address's requests get through.
-#[test]
-fn unfinished_bodies_of_the_busiest_address_make_room() {
-    let running = serve(Limits {
-        buffered_bytes: 2_000_000,
-        ..Limits::default()
-    });
-    let mut flood: Vec<Client> = (0..20)
-        .map(|_| {
-            let mut client = running.connect();
-            client.send(post(250_000, 249_999));
-            client
-        })
-        .collect();
-    for _ in 0..10 {
-        let mut honest = running.connect_elsewhere();
-        honest.send(post(200_000, 200_000));
-        assert_eq!(honest.reply().status, 200);
-    }
-    assert_eq!(running.counted(LoadEvent::BuffersFull), 0);
-    assert_eq!(flood[0].reply().status, 503);
-    assert!(running.counted(LoadEvent::UnfinishedEvicted) >= 12);
-}
-
-#[test]
-fn without_a_victim_a_new_connection_is_turned_away_with_a_response() {
-    let running = serve(Limits {
-        max_connections: 2,
-        ..Limits::default()
-    });
-    let mut busy = [running.connect(), running.connect_elsewhere()];
-    for client in &mut busy {
-        client.send(get("/hold"));
-    }
-    until("both are under way", || {
-        running.echo.under_way.load(Ordering::Acquire) == 2
-    });
-    for number in 1..=2 {
-        let mut new = Client::new(connect_from([127, 0, 0, number], running.address));
-        new.send(get("/"));
-        let reply = new.reply();
-        assert_eq!(
-            (reply.status, reply.header("connection")),
-            (503, Some("close"))
-        );
-        assert!(new.ends());
-        assert_eq!(running.counted(LoadEvent::Rejected), u64::from(number));
-    }
-    running.echo.gate.store(true, Ordering::Release);
-    for client in &mut busy {
-        assert_eq!(client.reply().status, 200);
-    }
-    assert_eq!(running.get("/"), 200);
-}
-
 #[test]
 fn a_panic_costs_one_connection_and_no_thread() {
-    let running = serve(Limits {
-        workers: 2,
-        queue: 0,
-        ..Limits::default()
+    let running = serve(|limits| {
+        limits.workers = 2;
+        limits.queue = 0;
     });
     for _ in 0..20 {
         let mut client = running.connect();
@@ -893,9 +524,7 @@ fn a_panic_costs_one_connection_and_no_thread() {
     for client in &mut held {
         client.send(get("/hold"));
     }
-    until("both are under way", || {
-        running.echo.under_way.load(Ordering::Acquire) == before + 2
-    });
+    running.until_under_way(before + 2);
     assert_eq!(running.get("/"), 503, "and no more than two");
     running.echo.gate.store(true, Ordering::Release);
     for client in &mut held {
@@ -905,15 +534,13 @@ fn a_panic_costs_one_connection_and_no_thread() {
 
 #[test]
 fn what_is_sent_after_the_end_is_taken_up_to_a_bound() {
-    let running = serve(Limits {
-        drain_bytes: 1_000_000,
-        drain_time: SHORT,
-        ..Limits::default()
+    let running = serve(|limits| {
+        limits.drain_bytes = 1_000_000;
+        limits.drain_time = SHORT;
     });
     // A client that goes on sending without end is cut off at the bound.
     let mut endless = running.connect();
-    endless.send(post(usize::MAX, 0));
-    assert_eq!(endless.reply().status, 413);
+    assert_eq!(endless.ask(post(usize::MAX, 0)).status, 413);
     let mut sent = 0;
     while endless.stream.write_all(&[b'x'; 65536]).is_ok() {
         sent += 65536;
@@ -921,8 +548,7 @@ fn what_is_sent_after_the_end_is_taken_up_to_a_bound() {
     }
     // One that sends nothing and does not go is closed when its time is up.
     let mut silent = running.connect();
-    silent.send(post(usize::MAX, 0));
-    assert_eq!(silent.reply().status, 413);
+    assert_eq!(silent.ask(post(usize::MAX, 0)).status, 413);
     assert!(silent.ends());
     until("the connection is closed for good", || {
         silent.stream.write_all(b"x").is_err()
@@ -931,7 +557,7 @@ fn what_is_sent_after_the_end_is_taken_up_to_a_bound() {
 
 #[test]
 fn a_request_answered_from_its_head_costs_no_body() {
-    let running = serve(Limits::default());
+    let running = serve(|_| {});
     let head = |length: usize| post(length, 0).replace("POST /", "POST /head");
     let mut client = running.connect();
     // The body has come: the connection stays, and what follows is answered in order.
@@ -958,26 +584,22 @@ fn a_request_answered_from_its_head_costs_no_body() {
             "no 100 Continue"
         );
         assert!(client.ends());
-        assert!(running.state.snapshot().buffered_bytes.now < 10_000);
+        assert!(running.buffered_bytes() < 10_000);
     }
 }
 
 #[test]
 fn pipelined_requests_that_are_refused_take_turns() {
-    let running = serve(Limits::default());
+    let running = serve(|_| {});
     let (mut flood, mut other, mut broken) =
         (running.connect(), running.connect(), running.connect());
     until("all are accepted", || {
         running.state.snapshot().accepted == 3
     });
-    running.echo.hold_loop.store(true, Ordering::Release);
-    broken.send("nonsense\n\n");
-    until("the loop is held", || {
-        running.echo.refusals.load(Ordering::Acquire) == 1
-    });
+    running.hold_loop(&mut broken);
     flood.send(get("/head").repeat(100));
     other.send(get("/heads"));
-    running.echo.hold_loop.store(false, Ordering::Release);
+    running.release_loop();
     let before: usize = String::from_utf8_lossy(&other.reply().body)
         .parse()
         .expect("a number");
@@ -990,19 +612,15 @@ fn pipelined_requests_that_are_refused_take_turns() {
 /// Many connections of one address delay another address by one turn.
 #[test]
 fn addresses_take_turns() {
-    let running = serve(Limits::default());
+    let running = serve(|_| {});
     let mut flood: Vec<Client> = (0..50).map(|_| running.hold_from(3)).collect();
     let (mut other, mut broken) = (running.hold_from(4), running.hold_from(5));
-    running.echo.hold_loop.store(true, Ordering::Release);
-    broken.send("nonsense\n\n");
-    until("the loop is held", || {
-        running.echo.refusals.load(Ordering::Acquire) == 1
-    });
+    running.hold_loop(&mut broken);
     flood
         .iter_mut()
         .for_each(|client| client.send(get("/head")));
     other.send(get("/heads"));
-    running.echo.hold_loop.store(false, Ordering::Release);
+    running.release_loop();
     let before: usize = String::from_utf8_lossy(&other.reply().body)
         .parse()
         .expect("a number");
@@ -1014,23 +632,15 @@ fn addresses_take_turns() {
 
 #[test]
 fn a_connection_holds_at_most_a_head_of_what_it_has_not_read() {
-    let running = serve(Limits::default());
+    let running = serve(|_| {});
     let (mut client, mut broken) = (running.hold_from(3), running.hold_from(4));
-    running.echo.hold_loop.store(true, Ordering::Release);
-    broken.send("nonsense\n\n");
-    until("the loop is held", || {
-        running.echo.refusals.load(Ordering::Acquire) == 1
-    });
+    running.hold_loop(&mut broken);
     client.send(get("/hold") + &get("/").repeat(3_000));
-    running.echo.hold_loop.store(false, Ordering::Release);
-    until("it is under way", || {
-        running.echo.under_way.load(Ordering::Acquire) == 1
-    });
+    running.release_loop();
+    running.until_under_way(1);
     // What a request without a body holds, and a head.
-    until("it is counted", || {
-        running.state.snapshot().buffered_bytes.now > 0
-    });
-    let held = running.state.snapshot().buffered_bytes.now;
+    until("it is counted", || running.buffered_bytes() > 0);
+    let held = running.buffered_bytes();
     assert!((MAX_HEAD..MAX_HEAD + 40_000).contains(&held), "{held}");
     running.echo.gate.store(true, Ordering::Release);
     for _ in 0..=3_000 {
@@ -1038,80 +648,17 @@ fn a_connection_holds_at_most_a_head_of_what_it_has_not_read() {
     }
 }
 
-/// Clients that do not read their responses hold connections and memory until others need them.
-#[test]
-fn a_response_that_is_not_read_gives_way() {
-    let limits = Limits {
-        max_connections: 4,
-        buffered_bytes: 40 * 1024 * 1024,
-        ..Limits::default()
-    };
-    let running = serve(limits);
-    let unread = |host: u8| {
-        let mut client = running.connect_from(host);
-        let before = running.state.snapshot().buffered_bytes.now;
-        client.send(get("/large"));
-        // The system's buffers take some of it.
-        until("it is not sent", || {
-            running.state.snapshot().buffered_bytes.now > before + 4 * 1024 * 1024
-        });
-        client
-    };
-    let mut slow: Vec<Client> = [3, 3, 4].map(unread).into();
-    let mut honest = running.connect_elsewhere();
-    honest.send(post(200_000, 200_000));
-    assert_eq!(honest.reply().status, 200);
-    assert_eq!(
-        running.counted(LoadEvent::UnfinishedEvicted),
-        0,
-        "there was room"
-    );
-    let mut new = running.connect_from(5);
-    new.send(get("/"));
-    assert_eq!(new.reply().status, 200);
-    assert_eq!(running.counted(LoadEvent::UnfinishedEvicted), 1);
-    assert!(
-        slow[0].reply().body.len() < 8 * 1024 * 1024,
-        "the oldest of the address that holds most"
-    );
-    assert_eq!(
-        slow[1].reply().body.len(),
-        8 * 1024 * 1024,
-        "the others get theirs when they read"
-    );
-    assert_eq!(slow[2].reply().body.len(), 8 * 1024 * 1024);
-
-    let running = serve(Limits {
-        buffered_bytes: 20 * 1024 * 1024,
-        ..Limits::default()
-    });
-    let mut slow: Vec<Client> = (0..3).map(|_| running.connect_from(3)).collect();
-    slow.iter_mut()
-        .for_each(|client| client.send(get("/large")));
-    until("one is evicted", || {
-        running.counted(LoadEvent::UnfinishedEvicted) >= 1
-    });
-    for _ in 0..10 {
-        let mut honest = running.connect_elsewhere();
-        honest.send(post(250_000, 250_000));
-        assert_eq!(honest.reply().status, 200);
-    }
-    assert_eq!(running.counted(LoadEvent::BuffersFull), 0);
-}
-
 #[test]
 fn clients_that_never_stop_sending_delay_no_other() {
-    let running = serve(Limits {
-        drain_bytes: usize::MAX,
-        drain_time: PATIENCE,
-        ..Limits::default()
+    let running = serve(|limits| {
+        limits.drain_bytes = usize::MAX;
+        limits.drain_time = PATIENCE;
     });
     let sent = Arc::new(AtomicUsize::new(0));
     let flood: Vec<_> = (0..4)
         .map(|_| {
             let (mut client, sent) = (running.connect(), Arc::clone(&sent));
-            client.send(post(usize::MAX, 0));
-            assert_eq!(client.reply().status, 413);
+            assert_eq!(client.ask(post(usize::MAX, 0)).status, 413);
             thread::spawn(move || {
                 while client.stream.write_all(&[b'x'; 65536]).is_ok() {
                     sent.fetch_add(65536, Ordering::AcqRel);
@@ -1132,10 +679,9 @@ fn clients_that_never_stop_sending_delay_no_other() {
 
 #[test]
 fn a_full_queue_sheds_at_once_and_every_place_is_used() {
-    let running = serve(Limits {
-        workers: 1,
-        queue: 2,
-        ..Limits::default()
+    let running = serve(|limits| {
+        limits.workers = 1;
+        limits.queue = 2;
     });
     // A key that was accepted before may use every place.
     assert_eq!(running.get("/"), 200);
@@ -1153,13 +699,8 @@ fn a_full_queue_sheds_at_once_and_every_place_is_used() {
         (snapshot.workers, snapshot.queue),
         (Gauge { now: 1, limit: 1 }, Gauge { now: 2, limit: 2 })
     );
-    assert_eq!(
-        (
-            snapshot.count_of(LoadEvent::QueueFull),
-            snapshot.count_of(LoadEvent::BuffersFull)
-        ),
-        (1, 0)
-    );
+    running.has_counted(LoadEvent::QueueFull, 1);
+    running.has_counted(LoadEvent::BuffersFull, 0);
     // A response to HEAD has no body, from the loop or from a worker.
     let mut head = running.connect();
     head.send(get("/").replace("GET", "HEAD"));
@@ -1187,8 +728,7 @@ fn a_full_queue_sheds_at_once_and_every_place_is_used() {
             let mut client = running.connect();
             thread::spawn(move || {
                 for _ in 0..500 {
-                    client.send(get("/"));
-                    assert_eq!(client.reply().status, 200);
+                    assert_eq!(client.ask(get("/")).status, 200);
                 }
             })
         })
@@ -1196,4 +736,41 @@ fn a_full_queue_sheds_at_once_and_every_place_is_used() {
     for client in clients {
         client.join().expect("no request was shed");
     }
+}
+
+#[test]
+fn the_watchdog_is_not_fed_for_a_loop_or_workers_that_are_stuck() {
+    let (fed, time) = (Arc::new(AtomicUsize::new(0)), Duration::from_millis(40));
+    let feed = Arc::clone(&fed);
+    let watchdog = Watchdog::new(time, move || _ = feed.fetch_add(1, Ordering::AcqRel));
+    let running = serve_with(
+        |limits| {
+            limits.workers = 1;
+            limits.longest_work = Duration::from_millis(1);
+        },
+        |listener| listener.watchdog = Some(watchdog),
+    );
+    let count = || fed.load(Ordering::Acquire);
+    let is_fed = || {
+        let before = count();
+        until("the watchdog is fed", || count() > before + 2);
+    };
+    let is_silent = || {
+        let before = count();
+        thread::sleep(time * 10);
+        count() == before
+    };
+    is_fed();
+    let mut held = running.connect();
+    held.send(get("/hold"));
+    until("the watchdog is not fed for the worker", is_silent);
+    running.echo.gate.store(true, Ordering::Release);
+    assert_eq!(held.reply().status, 200);
+    is_fed();
+    let mut broken = running.connect();
+    running.hold_loop(&mut broken);
+    until("the watchdog is not fed for the loop", is_silent);
+    running.release_loop();
+    assert_eq!(broken.reply().status, 400);
+    is_fed();
 }

@@ -10,25 +10,21 @@ mod postgres_server;
 mod settings;
 mod support;
 
-mod abandonment;
 mod addresses;
 mod budgets;
 mod client;
 mod console;
 mod crowd;
+mod eviction;
 mod faults;
 #[cfg(feature = "test-postgres")]
 mod gateways;
-mod lifecycle;
 mod limits;
-mod logging;
 mod metrics;
 #[cfg(feature = "test-postgres")]
 mod moving;
-mod packaging;
 #[cfg(feature = "test-postgres")]
 mod postgres;
-mod readiness;
 mod root;
 mod runtime;
 mod states;

@@ -50,11 +50,7 @@ fn an_answer_has_a_largest_size() {
             reply.is_error(502, "inference_error");
         }
     }
-    assert!(
-        server.log().contains("too large for a worker's share"),
-        "{}",
-        server.log()
-    );
+    server.has_logged("too large for a worker's share");
 }
 
 /// `tests/integration/client.rs` has other answers without an end.
@@ -79,7 +75,7 @@ fn trailers_without_an_end_take_no_memory() {
     let server = server(&[format!("http://{address}/v1")]).start();
     let key = server.key();
     let before = server.status("VmHWM");
-    server.post(&key, &chat("x"));
+    server.complete(&key);
     let grown = server.status("VmHWM") - before;
     assert!(grown < 8 * 1024, "{grown} KiB more for 18 MB of trailers");
 }
@@ -117,13 +113,13 @@ fn a_runtime_behind_https() {
     let trusting = server(Some(&cert)).start();
     let key = trusting.key();
     for _ in 0..3 {
-        assert_eq!(trusting.post(&key, &chat("x")).is_completion(), "Zagreb.");
+        assert_eq!(trusting.complete(&key).is_completion(), "Zagreb.");
     }
     assert!(trusting.stdout_of(&["check"]).contains("answers in"));
     // Without the setting, the system's CAs are asked, which do not know this one.
     let doubting = server(None).start();
     doubting
-        .post(&doubting.key(), &chat("x"))
+        .complete(&doubting.key())
         .is_error(502, "inference_error");
     assert!(
         doubting.log().contains("not signed by a trusted CA"),
@@ -154,8 +150,7 @@ fn a_name_is_looked_up_without_another_thread() {
     let server = Server::new(None).set("ADRIATICUM_RUNTIME_URL", url).start();
     let key = server.key();
     let before = server.threads();
-    let gate = Arc::new(AtomicBool::new(false));
-    runtime.next(Script::Held(Arc::clone(&gate), completion("x")));
+    let gate = runtime.hold("x");
     let mut client = server.connect();
     client.send(request(&key, &chat("x")));
     until("the call is under way", || runtime.count() == 1);
@@ -177,7 +172,7 @@ fn no_request_fails_because_another_runtime_refuses() {
         let server = server(&[refusing.url(), good.url()]).start();
         let key = server.key();
         for _ in 0..60 {
-            server.post(&key, &chat("x")).is_completion();
+            server.complete(&key).is_completion();
         }
         assert_eq!(good.count(), 60, "{status}");
         assert!(
@@ -203,11 +198,9 @@ fn a_runtime_that_gets_no_time_has_not_failed() {
         .set("ADRIATICUM_RUNTIME_TIMEOUT", 1)
         .start();
     let (key, watcher) = (server.key(), metrics_key(&server));
-    server
-        .post(&key, &chat("x"))
-        .is_error(502, "inference_error");
+    server.complete(&key).is_error(502, "inference_error");
     assert_eq!(value(&server, &watcher, &series("up", &good.url())), 1.0);
-    server.post(&key, &chat("x")).is_completion();
+    server.complete(&key).is_completion();
 }
 
 #[test]
@@ -220,7 +213,7 @@ fn a_failed_runtime_is_back_when_it_answers_a_probe() {
     let server = server(&[loading.url(), good.url()]).start();
     let (key, watcher) = (server.key(), metrics_key(&server));
     let figure = |name: &str| value(&server, &watcher, &series(name, &loading.url()));
-    server.post(&key, &chat("x")).is_completion();
+    server.complete(&key).is_completion();
     assert_eq!(
         (figure("up"), figure("failures_total"), figure("running")),
         (1.0, 1.0, 0.0),
@@ -229,7 +222,7 @@ fn a_failed_runtime_is_back_when_it_answers_a_probe() {
     until("a probe has failed, too", || {
         figure("failures_total") == 2.0
     });
-    server.post(&key, &chat("x")).is_completion();
+    server.complete(&key).is_completion();
     assert_eq!(
         (loading.count(), good.count()),
         (1, 2),
@@ -239,7 +232,7 @@ fn a_failed_runtime_is_back_when_it_answers_a_probe() {
     let count = |runtime: &Runtime| runtime.probes.count.load(Ordering::Acquire);
     until("it is probed again", || count(&loading) == 2);
     until("the probe finds it well", || {
-        server.post(&key, &chat("x")).is_completion();
+        server.complete(&key).is_completion();
         loading.count() == 2
     });
     assert_eq!(count(&good), 0, "only what has failed is probed");
@@ -280,7 +273,7 @@ fn a_runtime_that_hangs_behind_clients_that_give_up_is_avoided() {
     }
     for _ in 0..5 {
         hanging.next(Script::Silent);
-        server.post(&key, &chat("x")).is_completion();
+        server.complete(&key).is_completion();
     }
     assert_eq!((hanging.count(), good.count()), (3, 8));
 }
@@ -293,21 +286,17 @@ fn the_only_runtime_is_called_although_it_has_failed() {
     let up = || value(&server, &watcher, &series("up", &runtime.url()));
     for expected in [1.0, 1.0, 0.0] {
         runtime.next(Script::Answer(500, json!({})));
-        server
-            .post(&key, &chat("x"))
-            .is_error(502, "inference_error");
+        server.complete(&key).is_error(502, "inference_error");
         assert_eq!(up(), expected);
     }
     until("the log says so", || {
         server.log().contains("[ERROR] runtime: http://")
     });
-    server.post(&key, &chat("x")).is_completion();
+    server.complete(&key).is_completion();
     assert_eq!(up(), 1.0);
     runtime.next(Script::Answer(500, json!({})));
-    server
-        .post(&key, &chat("x"))
-        .is_error(502, "inference_error");
-    server.post(&key, &chat("x")).is_completion();
+    server.complete(&key).is_error(502, "inference_error");
+    server.complete(&key).is_completion();
     let back = || server.log().matches("/v1 works again").count();
     until("the log says that, too", || back() == 1);
     assert_eq!(

@@ -1,26 +1,22 @@
 //! What is wrong is said in the same words everywhere: for each state of the service, what the log, `/readyz`, the metrics,
 //! the status page and `adriaticum check` say. An expired certificate is in tls.rs, a full disk in tests/outside/full_disk.py.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
-use rusqlite::Connection;
 use rustix::process::Signal;
 use serde_json::json;
 
 use crate::budgets::with_clock;
 use crate::console::{Browser, PASSWORD, has_verdict, set_password};
 use crate::metrics::{get, metrics_key, value};
-use crate::support::{
-    ClosedPort, Reply, Runtime, Script, Server, chat, completion, request, until,
-};
+use crate::support::{ClosedPort, Reply, Runtime, Script, Server, chat, request, until};
 
 /// A state, as an operator finds it.
 struct State<'a> {
     verdict: &'a str,
     /// The parts that `/readyz` names.
     parts: &'a str,
-    /// What the log and the status page say; empty if there is nothing to say.
+    /// What the log and the status page say.
     sentence: &'a str,
     series: &'a str,
     value: f64,
@@ -36,10 +32,7 @@ impl State<'_> {
         } = watched;
         let mut browser = watched.browser();
         let (verdict, sentence) = (self.verdict, self.sentence);
-        let expected = match verdict {
-            "works" => "works\n".to_owned(),
-            _ => format!("{verdict}: {}; the log says why\n", self.parts),
-        };
+        let expected = format!("{verdict}: {}; the log says why\n", self.parts);
         let status = if verdict == "failing" { 503 } else { 200 };
         until("/readyz says so", || {
             get(server, "/readyz") == (status, expected.clone())
@@ -53,7 +46,6 @@ impl State<'_> {
         let output = check.env("ADRIATICUM_LISTEN", &server.address).output();
         let printed = String::from_utf8(output.expect("it runs").stdout).expect("text");
         let service = match verdict {
-            "works" => "ok    service        it runs, and says of itself: works",
             "degraded" => "warn  service        it runs, and says of itself: degraded",
             _ => "FAIL  service        it runs, and says of itself: failing",
         };
@@ -96,70 +88,54 @@ impl Watched {
     }
 }
 
-/// A runtime whose calls end like this, three requests and a check long.
-#[track_caller]
-fn runtime_that(
-    script: impl Fn() -> Script,
-    server: impl Fn(Server) -> Server,
-    cause: &str,
-    checked: &str,
-) {
-    let runtime = Runtime::start();
-    let watched = started(server(Server::new(Some(&runtime))));
-    for _ in 0..3 {
-        runtime.next(script());
-        watched.post().is_error(502, "inference_error");
-    }
-    runtime.next(script());
-    let url = runtime.url();
-    State {
-        verdict: "failing",
-        parts: "runtime",
-        sentence: &format!("{url}: {cause}"),
-        series: &format!("adriaticum_runtime_up{{runtime=\"{url}\"}}"),
-        value: 0.0,
-        checks: &[&format!("{checked}  runtime        {url}: {cause}")],
-    }
-    .is_told(&watched);
-}
-
+/// The third failure makes it failing. The status page has its last one, and the page of a request the cause of its own.
 #[test]
-fn a_runtime_that_is_down() {
-    let closed = ClosedPort::new();
-    let url = format!("http://{}/v1", closed.address);
-    let watched = started(Server::new(None).set("ADRIATICUM_RUNTIME_URL", &url));
-    for _ in 0..3 {
-        watched.post().is_error(502, "inference_error");
+fn a_runtime_that_does_not_work() {
+    let loading = || Some(Script::Answer(503, json!({})));
+    let silent = || Some(Script::Silent);
+    for (script, cause, word, checked) in [
+        (
+            (|| None) as fn() -> Option<Script>,
+            "no connection: Connection refused",
+            "refused",
+            "FAIL",
+        ),
+        // It answers soon: for the check alone, that is a note.
+        (
+            loading,
+            "it answered with HTTP status 503. It is loading its model, or is busy",
+            "status_503",
+            "warn",
+        ),
+        (silent, "no complete answer in 1.", "timeout", "FAIL"),
+    ] {
+        let (runtime, closed) = (Runtime::start(), ClosedPort::new());
+        let url = match script() {
+            Some(_) => runtime.url(),
+            None => format!("http://{}/v1", closed.address),
+        };
+        let server = Server::new(None).set("ADRIATICUM_RUNTIME_URL", &url);
+        let watched = started(server.set("ADRIATICUM_RUNTIME_TIMEOUT", 1));
+        // Three requests and a check.
+        (0..4).for_each(|_| runtime.script.lock().expect("the script").extend(script()));
+        let replies = [(); 3].map(|()| watched.post());
+        State {
+            verdict: "failing",
+            parts: "runtime",
+            sentence: &format!("{url}: {cause}"),
+            series: &format!("adriaticum_runtime_up{{runtime=\"{url}\"}}"),
+            value: 0.0,
+            checks: &[&format!("{checked}  runtime        {url}: {cause}")],
+        }
+        .is_told(&watched);
+        for reply in replies {
+            reply.is_error(502, "inference_error");
+            let id = reply.header("x-request-id").expect("an id");
+            let page = watched.browser().get(&format!("/requests/{id}")).text();
+            let entry = format!("<dt>Cause</dt><dd><code>{word}</code></dd>");
+            assert!(page.contains(&entry), "{page}");
+        }
     }
-    State {
-        verdict: "failing",
-        parts: "runtime",
-        sentence: &format!("{url}: no connection: Connection refused"),
-        series: &format!("adriaticum_runtime_up{{runtime=\"{url}\"}}"),
-        value: 0.0,
-        checks: &[&format!("FAIL  runtime        {url}: no connection")],
-    }
-    .is_told(&watched);
-}
-
-#[test]
-fn a_runtime_that_loads_its_model() {
-    // It answers soon: for the check alone, that is a note.
-    let cause = "it answered with HTTP status 503. It is loading its model, or is busy";
-    runtime_that(|| Script::Answer(503, json!({})), |it| it, cause, "warn");
-}
-
-#[test]
-fn a_runtime_that_refuses_the_key() {
-    let cause = "it answered with HTTP status 401. It refuses the key: check runtime.api_key";
-    runtime_that(|| Script::Answer(401, json!({})), |it| it, cause, "FAIL");
-}
-
-#[test]
-fn a_runtime_that_is_too_slow() {
-    let limit = |server: Server| server.set("ADRIATICUM_RUNTIME_TIMEOUT", 1);
-    let cause = "no complete answer in 1.";
-    runtime_that(|| Script::Silent, limit, cause, "FAIL");
 }
 
 #[test]
@@ -206,46 +182,12 @@ fn a_ledger_that_takes_no_row() {
         checks: &[&format!("FAIL  database       {sentence}")],
     }
     .is_told(&watched);
-}
-
-#[test]
-fn a_ledger_that_another_process_has_locked() {
-    let runtime = Runtime::start();
-    let watched = started(Server::new(Some(&runtime)));
-    let Watched {
-        server,
-        key,
-        watcher,
-        ..
-    } = &watched;
+    watched.server.query("DROP TRIGGER no");
+    until("a row is written", || watched.post().status == 200);
     let mut browser = watched.browser();
-    let database = server.folder.path("adriaticum.db");
-    let other = Connection::open(&database).expect("the database");
-    other.execute_batch("BEGIN IMMEDIATE").expect("a lock");
-    let mut client = server.connect();
-    client.send(request(key, &chat("x")));
-    until("/readyz says so", || {
-        get(server, "/readyz") == (503, "failing: database; the log says why\n".into())
-    });
-    let start = format!("{}: ", database.display());
-    until("the log says so", || {
-        server.log().contains(&format!("[ERROR] database: {start}"))
-    });
-    has_verdict(&mut browser, "failing");
-    assert_eq!(value(server, watcher, "adriaticum_ledger_available"), 0.0);
-    let printed = String::from_utf8(server.run(&["check"]).stdout).expect("text");
-    let line = printed.lines().find(|line| line.contains("  database "));
-    let line = line.unwrap_or_default();
-    assert!(
-        line.starts_with(&format!("FAIL  database       {start}"))
-            && line.contains("Until a row can be written"),
-        "{printed}"
-    );
-    other.execute_batch("ROLLBACK").expect("the lock goes");
-    until("the log says that it is over", || {
-        server.log().contains("[INFO] database works again")
-    });
     has_verdict(&mut browser, "works");
+    let page = browser.get("/status").text();
+    assert!(!page.contains("on purpose"), "{page}");
 }
 
 /// The process ends, so there is nobody to ask; another process finds nothing wrong.
@@ -255,11 +197,7 @@ fn a_ledger_that_another_process_serves() {
     let mut server = started(Server::new(Some(&runtime))).server;
     server.query("UPDATE gateways SET epoch = epoch + 1");
     assert_eq!(server.wait().code(), Some(1));
-    assert!(
-        server.log().contains(": this process stops"),
-        "{}",
-        server.log()
-    );
+    server.has_logged(": this process stops");
     let output = server.run(&["check"]);
     let printed = String::from_utf8(output.stdout).expect("text");
     assert!(
@@ -299,8 +237,7 @@ fn a_queue_that_is_full() {
         .set("ADRIATICUM_WORKERS", 1)
         .set("ADRIATICUM_QUEUE", 1);
     let watched = started(server);
-    let gate = Arc::new(AtomicBool::new(false));
-    runtime.next(Script::Held(Arc::clone(&gate), completion("held")));
+    let gate = runtime.hold("held");
     let send = || {
         let mut client = watched.server.connect();
         client.send(request(&watched.key, &chat("x")));
@@ -321,37 +258,6 @@ fn a_queue_that_is_full() {
     gate.store(true, Ordering::Release);
     running.reply().is_completion();
     waiting.reply().is_completion();
-}
-
-/// A key's budget is no state of the service: its request's line, the metric and the key's page have it.
-#[test]
-fn a_key_that_has_used_its_budget() {
-    let runtime = Runtime::start();
-    let watched = started(Server::new(Some(&runtime)));
-    let server = &watched.server;
-    let created = ["keys", "create", "small", "--budget", "10/month"];
-    let key = server.stdout_of(&created).trim().to_owned();
-    server.post(&key, &chat("x")).is_completion();
-    server
-        .post(&key, &chat("x"))
-        .is_error(403, "insufficient_permission");
-    until("the log says so", || server.log().contains("cause=budget"));
-    let listed = server.stdout_of(&["keys", "list", "--json"]);
-    let listed: serde_json::Value = serde_json::from_str(&listed).expect("JSON");
-    let keys = listed.as_array().expect("keys");
-    let small = keys.iter().find(|key| key["name"] == "small");
-    let id = small.expect("the key")["id"].as_str().expect("its id");
-    State {
-        verdict: "works",
-        parts: "",
-        sentence: "",
-        series: &format!(
-            "adriaticum_key_budget_used_tokens{{key=\"{id}\",name=\"small\",per=\"month\"}}"
-        ),
-        value: 14.0,
-        checks: &[],
-    }
-    .is_told(&watched);
 }
 
 #[test]

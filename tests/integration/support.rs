@@ -205,6 +205,13 @@ impl Runtime {
         self.script.lock().expect("the script").push_back(script);
     }
 
+    /// Holds the next call until the result is true.
+    pub fn hold(&self, content: &str) -> Arc<AtomicBool> {
+        let gate = Arc::new(AtomicBool::new(false));
+        self.next(Script::Held(Arc::clone(&gate), completion(content)));
+        gate
+    }
+
     /// Lets probes find it well.
     pub fn is_ready(&self) {
         self.probes.status.store(200, Ordering::Release);
@@ -437,6 +444,12 @@ impl Server {
         fs::read_to_string(self.folder.path("log")).unwrap_or_default()
     }
 
+    #[track_caller]
+    pub fn has_logged(&self, text: &str) {
+        let log = self.log();
+        assert!(log.contains(text), "{text}: {log}");
+    }
+
     pub fn pid(&self) -> u32 {
         self.process.as_ref().expect("it should be running").id()
     }
@@ -490,6 +503,12 @@ impl Server {
         let mut client = self.connect();
         client.send(request(key, body));
         client.reply()
+    }
+
+    /// Asks for a completion, without a word that matters.
+    #[track_caller]
+    pub fn complete(&self, key: &str) -> Reply {
+        self.post(key, &chat("x"))
     }
 
     pub fn query(&self, sql: &str) -> Vec<Vec<rusqlite::types::Value>> {
@@ -634,6 +653,13 @@ impl<S: Read + Write> Client<S> {
     /// Sends as much as the server takes.
     pub fn send(&mut self, bytes: impl AsRef<[u8]>) {
         let _ = self.stream.write_all(bytes.as_ref());
+    }
+
+    /// Sends bytes, and gives the next reply.
+    #[track_caller]
+    pub fn ask(&mut self, bytes: impl AsRef<[u8]>) -> Reply {
+        self.send(bytes);
+        self.reply()
     }
 
     /// The next reply; its status is 0 if the server closed the connection instead.

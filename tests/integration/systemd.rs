@@ -1,28 +1,17 @@
-//! Notifications to the service manager, and reloads on SIGHUP.
+//! Notifications to the service manager, reloads on SIGHUP, and signals during a start.
 
 use std::fs::{self, File};
-use std::io::Write;
-use std::net::{IpAddr, TcpStream};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
 
-use adriaticum::error::Failure;
-use adriaticum::http::{self, RequestHead, Response};
-use adriaticum::listener::{
-    Admission, Dispatcher, Lane, Limits, PendingRequest, Service, Watchdog,
-};
-use rustix::process::Signal;
+use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
-use crate::support::{
-    Client, PATIENCE, Runtime, Script, Server, admit_with_key, chat, completion, local_listener,
-    request, until,
-};
+use crate::support::{PATIENCE, Runtime, Script, Server, chat, exists, request, until};
 
 /// The socket on which systemd would listen.
 struct Manager(UnixDatagram);
@@ -58,6 +47,15 @@ impl Manager {
         }
     }
 
+    /// Has the service reload, and waits until it has.
+    #[track_caller]
+    fn reloads(&self, server: &Server) -> String {
+        server.signal(Signal::HUP);
+        let received = self.waits_for("RELOADING=1");
+        assert_eq!(self.hears(), "READY=1");
+        received
+    }
+
     /// Discards the messages received so far.
     fn forget(&self) {
         self.0
@@ -83,13 +81,11 @@ fn systemd_is_notified_of_the_start_the_reload_and_the_stop() {
         .set("NOTIFY_SOCKET", path.display())
         .spawn(&[]);
     assert_eq!(manager.hears(), "READY=1");
-    server.signal(Signal::HUP);
-    let received = manager.waits_for("RELOADING=1");
+    let received = manager.reloads(&server);
     let time = received
         .strip_prefix("RELOADING=1\nMONOTONIC_USEC=")
         .expect("the time of the reload");
     assert!(time.parse::<u64>().is_ok_and(|time| time > 0), "{received}");
-    assert_eq!(manager.hears(), "READY=1");
     assert!(!server.log().contains("INFO"), "{}", server.log());
 
     fs::write(
@@ -97,28 +93,12 @@ fn systemd_is_notified_of_the_start_the_reload_and_the_stop() {
         "log_level = 'info'\nworkers = 3\n[usage]\nretention_days = 9\n",
     )
     .expect("a file");
-    server.signal(Signal::HUP);
-    manager.waits_for("RELOADING=1");
-    assert_eq!(manager.hears(), "READY=1");
-    assert!(
-        server
-            .log()
-            .contains("[INFO] configuration reloaded: log_level = info\n"),
-        "{}",
-        server.log()
-    );
-    assert!(
-        server
-            .log()
-            .contains("restart: workers, usage.retention_days\n"),
-        "{}",
-        server.log()
-    );
+    manager.reloads(&server);
+    server.has_logged("[INFO] configuration reloaded: log_level = info\n");
+    server.has_logged("restart: workers, usage.retention_days\n");
 
     fs::write(&config, "log_level = 'error'\nworkers = 0\n").expect("a file");
-    server.signal(Signal::HUP);
-    manager.waits_for("RELOADING=1");
-    assert_eq!(manager.hears(), "READY=1");
+    manager.reloads(&server);
     let log = server.log();
     let refused = log
         .lines()
@@ -126,21 +106,13 @@ fn systemd_is_notified_of_the_start_the_reload_and_the_stop() {
         .expect("a line");
     assert!(refused.contains(":2: workers = 0: expected"), "{refused}");
     fs::write(&config, "").expect("a file");
-    server.signal(Signal::HUP);
-    manager.waits_for("RELOADING=1");
-    assert_eq!(manager.hears(), "READY=1");
+    manager.reloads(&server);
     assert_eq!(
         server.log().matches("configuration reloaded").count(),
         2,
         "the broken one changed nothing"
     );
-    assert!(
-        server
-            .log()
-            .contains("configuration reloaded: nothing changed\n"),
-        "{}",
-        server.log()
-    );
+    server.has_logged("configuration reloaded: nothing changed\n");
 
     server.signal(Signal::TERM);
     manager.waits_for("STOPPING=1");
@@ -155,8 +127,7 @@ fn systemd_is_notified_of_a_stop_before_the_running_requests_are_completed() {
     let path = server.folder.path("notify");
     let manager = Manager::at(&path);
     let mut server = server.set("NOTIFY_SOCKET", path.display()).start();
-    let gate = Arc::new(AtomicBool::new(false));
-    runtime.next(Script::Held(Arc::clone(&gate), completion("at last")));
+    let gate = runtime.hold("at last");
     let mut client = server.connect();
     client.send(request(&server.key(), &chat("x")));
     until("it is under way", || runtime.count() == 1);
@@ -201,8 +172,7 @@ fn the_watchdog_is_fed_while_idle_while_the_workers_have_their_work_and_while_an
         manager.waits_for("WATCHDOG=1");
     }
     let key = server.key();
-    let gate = Arc::new(AtomicBool::new(false));
-    runtime.next(Script::Held(Arc::clone(&gate), completion("at last")));
+    let gate = runtime.hold("at last");
     let mut client = server.connect();
     client.send(request(&key, &chat("x")));
     until("it is under way", || runtime.count() == 1);
@@ -248,92 +218,6 @@ fn the_watchdog_of_another_process_is_not_fed() {
             Err(_) => break,
         }
     }
-}
-
-/// Blocks its caller: a worker with a request, or the loop with one that it refuses.
-#[derive(Default)]
-struct Stuck {
-    worker: AtomicBool,
-    turn: AtomicBool,
-}
-
-impl Service for Stuck {
-    fn serves(&self, _: &http::ClientInfo, _: &RequestHead) -> bool {
-        true
-    }
-
-    fn admit(&self, _: &http::ClientInfo, _: &RequestHead) -> Result<Admission, Response> {
-        Ok(admit_with_key("key"))
-    }
-
-    fn look_up(&self, _: &PendingRequest) -> Result<Lane, Response> {
-        Ok(Lane {
-            name: "key".into(),
-            limit: None,
-        })
-    }
-
-    fn respond(&self, _: &PendingRequest, _: &Dispatcher) -> Response {
-        until("the worker may go on", || {
-            !self.worker.load(Ordering::Acquire)
-        });
-        Response::json(200, Vec::new())
-    }
-
-    fn refuse(&self, _: Option<IpAddr>, _: Failure) -> Response {
-        until("the loop may go on", || !self.turn.load(Ordering::Acquire));
-        Response::json(400, Vec::new())
-    }
-}
-
-#[test]
-fn the_watchdog_is_not_fed_for_a_loop_or_workers_that_are_stuck() {
-    let (mut listener, address) = local_listener(Limits {
-        workers: 1,
-        longest_work: Duration::from_millis(1),
-        ..Limits::default()
-    });
-    let fed = Arc::new(AtomicU64::new(0));
-    let feed = Arc::clone(&fed);
-    let time = Duration::from_millis(40);
-    listener.watchdog = Some(Watchdog::new(time, move || {
-        _ = feed.fetch_add(1, Ordering::AcqRel)
-    }));
-    let mut stopper = listener.stopper().expect("a stopper");
-    let stuck = Arc::new(Stuck::default());
-    let service = Arc::clone(&stuck);
-    let serving = thread::spawn(move || {
-        listener
-            .start(vec![service])
-            .expect("threads")
-            .run()
-            .expect("it should serve")
-    });
-    let count = || fed.load(Ordering::Acquire);
-    let is_fed = || {
-        let before = count();
-        until("the watchdog is fed", || count() > before + 2);
-    };
-    let is_silent = || {
-        let before = count();
-        thread::sleep(time * 10);
-        count() == before
-    };
-    for (held, bytes) in [
-        (&stuck.worker, "GET / HTTP/1.1\r\nHost: h\r\n\r\n"),
-        (&stuck.turn, "nonsense\n\n"),
-    ] {
-        is_fed();
-        held.store(true, Ordering::Release);
-        let mut client = Client::new(TcpStream::connect(address).expect("a connection"));
-        client.send(bytes);
-        until("the watchdog is not fed", is_silent);
-        held.store(false, Ordering::Release);
-        assert_ne!(client.reply().status, 0);
-        is_fed();
-    }
-    stopper.write_all(b"x").expect("it can be stopped");
-    serving.join().expect("the listener should not panic");
 }
 
 #[test]
@@ -395,7 +279,7 @@ fn a_probe_that_hangs_holds_up_neither_a_reload_nor_a_stop() {
     runtime.probes.status.store(0, Ordering::Release);
     let mut server = Server::new(Some(&runtime)).start();
     server
-        .post(&server.key(), &chat("x"))
+        .complete(&server.key())
         .is_error(502, "inference_error");
     until("the runtime is probed", || {
         runtime.probes.count.load(Ordering::Acquire) == 1
@@ -411,4 +295,82 @@ fn a_probe_that_hangs_holds_up_neither_a_reload_nor_a_stop() {
     let probes = runtime.probes.count.load(Ordering::Acquire);
     assert_eq!(probes, 1, "it still hangs");
     assert!(server.wait().success());
+}
+
+/// The signals that the process has handlers for, as a mask.
+fn caught(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0)
+}
+
+#[test]
+fn a_signal_during_the_start_ends_it_with_0() {
+    // The database is locked, so that the start takes 5 s. It has its own lock by then.
+    for signal in [Signal::TERM, Signal::INT] {
+        let server = Server::new(None).sqlite();
+        let other =
+            rusqlite::Connection::open(server.folder.path("adriaticum.db")).expect("a database");
+        other
+            .execute_batch("CREATE TABLE t (x); BEGIN EXCLUSIVE")
+            .expect("a lock");
+        let mut server = server.spawn(&[]);
+        until("it is starting", || {
+            exists(&server.folder.path("adriaticum.db.lock"))
+        });
+        server.signal(signal);
+        assert_eq!(server.wait().code(), Some(0), "{signal:?}");
+    }
+    // As soon as it has a handler, and when it is about to serve.
+    for _ in 0..10 {
+        let mut early = Server::new(None).spawn(&[]);
+        let pid = early.pid();
+        let began = Instant::now();
+        // Without a pause, so that the signal comes right after. The handler for SIGINT is installed after that for SIGTERM:
+        // signal-hook loses a signal between the system call and its own note of the action.
+        while caught(pid) & 1 << (Signal::INT.as_raw() - 1) == 0 {
+            assert!(
+                began.elapsed() < PATIENCE,
+                "it has no handler: {}",
+                early.log()
+            );
+        }
+        kill_process(Pid::from_raw(pid as i32).expect("a pid"), Signal::TERM)
+            .expect("it should get it");
+        assert_eq!(early.wait().code(), Some(0));
+        let mut late = Server::new(None).start();
+        late.signal(Signal::TERM);
+        assert_eq!(late.wait().code(), Some(0));
+    }
+}
+
+/// A SIGHUP ended a service that had just been started.
+#[test]
+fn a_reload_that_is_requested_during_the_start_follows_it() {
+    let server = Server::new(None);
+    let config = server.folder.path("pipe.toml");
+    mknodat(CWD, &config, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a pipe");
+    let mut server = server.set("ADRIATICUM_CONFIG", config.display()).spawn(&[]);
+    // The first configuration is empty and comes after the signal. The reload finds a file in the place of the pipe.
+    let mut pipe = None;
+    until("it reads its configuration", || {
+        let flags = OFlags::NONBLOCK.bits() as i32;
+        pipe = File::options()
+            .write(true)
+            .custom_flags(flags)
+            .open(&config)
+            .ok();
+        pipe.is_some()
+    });
+    server.signal(Signal::HUP);
+    fs::remove_file(&config).expect("it should go");
+    fs::write(&config, "log_level = 'debug'").expect("a file");
+    drop(pipe);
+    server.await_address();
+    until("it has reloaded", || {
+        server
+            .log()
+            .contains("configuration reloaded: log_level = debug")
+    });
 }

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -112,11 +112,7 @@ fn both_versions_kept_connections_pipelining_and_close_notify() {
     let runtime = Runtime::start();
     let (server, certificate) = secured(&runtime);
     let server = server.start();
-    assert!(
-        server.log().contains("listening on https://"),
-        "{}",
-        server.log()
-    );
+    server.has_logged("listening on https://");
     let key = server.key();
     for versions in [[&version::TLS12], [&version::TLS13]] {
         let config = client_config(&certificate, &versions);
@@ -127,19 +123,19 @@ fn both_versions_kept_connections_pipelining_and_close_notify() {
         );
         assert_eq!(client.stream.conn.alpn_protocol(), Some(&b"http/1.1"[..]));
         for _ in 0..3 {
-            client.send(request(&key, &chat("x")));
-            client.reply().is_completion();
+            client.ask(request(&key, &chat("x"))).is_completion();
         }
         client.send(request(&key, &chat("x")).repeat(3));
         for _ in 0..3 {
             client.reply().is_completion();
         }
-        client.send(raw_request(
-            &key,
-            "Connection: close\r\n",
-            &chat("x").to_string(),
-        ));
-        client.reply().is_completion();
+        client
+            .ask(raw_request(
+                &key,
+                "Connection: close\r\n",
+                &chat("x").to_string(),
+            ))
+            .is_completion();
         // Without a close_notify at the end, the next read would be an error.
         assert!(client.ends(), "the end is received");
         let mut again = shake_hands(&server.address, &config).expect("a handshake");
@@ -147,8 +143,7 @@ fn both_versions_kept_connections_pipelining_and_close_notify() {
             again.stream.conn.handshake_kind(),
             Some(rustls::HandshakeKind::Resumed)
         );
-        again.send(request(&key, &chat("x")));
-        again.reply().is_completion();
+        again.ask(request(&key, &chat("x"))).is_completion();
     }
 }
 
@@ -159,8 +154,7 @@ fn a_client_has_gone_when_its_connection_ends() {
     let (server, certificate) = secured(&runtime);
     let server = server.start();
     let key = server.key();
-    let gate = Arc::new(AtomicBool::new(false));
-    runtime.next(Script::Held(Arc::clone(&gate), completion("held")));
+    let gate = runtime.hold("held");
     let mut client = connect(&server, &certificate);
     client.send(request(&key, &chat("x")));
     until("it runs", || runtime.count() == 1);
@@ -171,8 +165,7 @@ fn a_client_has_gone_when_its_connection_ends() {
         .expect("the end of the session is sent");
     // The listener has read it by the time that a later connection is answered.
     let mut later = connect(&server, &certificate);
-    later.send(request(&key, &chat("x")));
-    later.reply().is_completion();
+    later.ask(request(&key, &chat("x"))).is_completion();
     gate.store(true, Ordering::Release);
     assert_eq!(client.reply().is_completion(), "held");
     runtime.next(Script::Silent);
@@ -205,8 +198,9 @@ fn large_bodies_and_large_answers() {
     client.send(request(&key, &chat("x")));
     assert_eq!(client.reply().is_completion(), large);
     // Refused from its head alone, while the body still comes.
-    client.send(raw_request(&key, "", &" ".repeat(2_000_000)));
-    client.reply().is_error(413, "payload_too_large");
+    client
+        .ask(raw_request(&key, "", &" ".repeat(2_000_000)))
+        .is_error(413, "payload_too_large");
 }
 
 #[test]
@@ -217,8 +211,7 @@ fn a_reload_shows_another_certificate_and_drops_no_connection() {
     let key = server.key();
     let folder = server.folder.path("");
     let mut kept = connect(&server, &old);
-    kept.send(request(&key, &chat("x")));
-    kept.reply().is_completion();
+    kept.ask(request(&key, &chat("x"))).is_completion();
 
     fs::write(folder.join("key.pem"), "nonsense").expect("a file");
     server.signal(Signal::HUP);
@@ -240,11 +233,9 @@ fn a_reload_shows_another_certificate_and_drops_no_connection() {
     let applied = "configuration reloaded: certificate (expires at 4096-01-01";
     until("it is taken", || server.log().contains(applied));
     let mut client = connect(&server, &new);
-    client.send(request(&key, &chat("x")));
-    client.reply().is_completion();
+    client.ask(request(&key, &chat("x"))).is_completion();
     assert!(shake_hands(&server.address, &client_config(&old, rustls::ALL_VERSIONS)).is_err());
-    kept.send(request(&key, &chat("x")));
-    kept.reply().is_completion();
+    kept.ask(request(&key, &chat("x"))).is_completion();
 }
 
 /// A client's clock at which a certificate that has expired since is valid.
@@ -301,8 +292,7 @@ fn an_expired_certificate_is_a_warning_at_a_start_and_at_a_reload() {
     };
     assert_eq!(scrape(&expired), "1577836800");
     let mut client = connect_in_2018(&expired);
-    client.send(format!("GET /readyz HTTP/1.1\r\nHost: {CONSOLE}\r\n\r\n"));
-    let reply = client.reply();
+    let reply = client.ask(format!("GET /readyz HTTP/1.1\r\nHost: {CONSOLE}\r\n\r\n"));
     assert_eq!(reply.status, 200);
     assert_eq!(reply.body, b"degraded: tls; the log says why\n");
     certify_until(2019);
@@ -328,67 +318,6 @@ fn an_expired_certificate_is_a_warning_at_a_start_and_at_a_reload() {
     assert_eq!(warnings(), 2);
 }
 
-#[test]
-fn a_certificate_that_cannot_be_used_is_reported_at_once() {
-    let runtime = Runtime::start();
-    let (server, _) = secured(&runtime);
-    let folder = server.folder.path("");
-    let other =
-        rcgen::generate_simple_self_signed(["other.test".to_owned()]).expect("a certificate");
-    for (file, text, received) in [
-        ("key.pem", other.signing_key.serialize_pem(), "tls.key = "),
-        ("key.pem", "nonsense".into(), "tls.key = "),
-        ("cert.pem", other.signing_key.serialize_pem(), "tls.cert = "),
-    ] {
-        certify(&folder);
-        fs::write(folder.join(file), text).expect("a file");
-        for command in ["serve", "check"] {
-            let output = server.run(&[command]);
-            assert_eq!(
-                output.status.code(),
-                Some(if command == "serve" { 2 } else { 1 })
-            );
-            let all = [output.stdout, output.stderr].concat();
-            let all = String::from_utf8(all).expect("text");
-            assert!(
-                all.contains(received) && !all.contains("BEGIN"),
-                "{command}: {all}"
-            );
-        }
-    }
-}
-
-/// A command that waits for a pipe's writer would wait forever.
-#[test]
-fn a_pipe_is_not_a_certificate_a_key_or_a_password() {
-    let (mut server, _) = secured(&Runtime::start());
-    let pipe = server.folder.path("pipe").display().to_string();
-    make_pipe(Path::new(&pipe));
-    for (variable, received) in [
-        ("ADRIATICUM_TLS_CERT", "tls.cert = "),
-        ("ADRIATICUM_TLS_KEY", "tls.key = "),
-        ("ADRIATICUM_RUNTIME_CA", "ADRIATICUM_RUNTIME_CA="),
-        (
-            "ADRIATICUM_RUNTIME_API_KEY_FILE",
-            "ADRIATICUM_RUNTIME_API_KEY_FILE=",
-        ),
-        (
-            "ADRIATICUM_DATABASE_PASSWORD_FILE",
-            "ADRIATICUM_DATABASE_PASSWORD_FILE=",
-        ),
-    ] {
-        let before = server.environment.clone();
-        server = server.set(variable, &pipe).spawn(&[]);
-        assert_eq!(server.wait().code(), Some(2), "{}", server.log());
-        let log = server.log();
-        assert!(
-            log.contains(received) && log.contains("it is not a regular file"),
-            "{log}"
-        );
-        server.environment = before;
-    }
-}
-
 /// Bytes that are not a handshake, or only half of one, cost a buffer for a while and nothing else.
 #[test]
 fn silence_slowness_and_garbage_cost_no_worker() {
@@ -397,17 +326,10 @@ fn silence_slowness_and_garbage_cost_no_worker() {
     let server = server.set("ADRIATICUM_WORKERS", 1).start();
     let key = server.key();
     let mut first = connect(&server, &certificate);
-    first.send(request(&key, &chat("x")));
-    first.reply().is_completion();
+    first.ask(request(&key, &chat("x"))).is_completion();
     let (threads, memory) = (server.threads(), server.status("VmRSS"));
 
-    let mut hello = Vec::new();
-    let name = ServerName::try_from("api.test").expect("a good name");
-    let config = client_config(&certificate, rustls::ALL_VERSIONS);
-    ClientConnection::new(config, name)
-        .expect("a session")
-        .write_tls(&mut hello)
-        .expect("a hello");
+    let hello = client_hello();
     let open = || TcpStream::connect(&server.address).expect("a connection");
     let silent: Vec<TcpStream> = (0..200).map(|_| open()).collect();
     let halves: Vec<TcpStream> = (0..200)
@@ -429,8 +351,7 @@ fn silence_slowness_and_garbage_cost_no_worker() {
         .collect();
     let mut client = connect(&server, &certificate);
     for _ in 0..20 {
-        client.send(request(&key, &chat("x")));
-        client.reply().is_completion();
+        client.ask(request(&key, &chat("x"))).is_completion();
     }
     assert_eq!(server.threads(), threads);
     let grown = server.status("VmRSS").saturating_sub(memory);
@@ -461,8 +382,7 @@ fn silence_slowness_and_garbage_cost_no_worker() {
             !received.starts_with(b"HTTP"),
             "nothing is said in the clear"
         );
-        client.send(request(&key, &chat("x")));
-        client.reply().is_completion();
+        client.ask(request(&key, &chat("x"))).is_completion();
     }
     assert!(!server.log().contains("panicked"), "{}", server.log());
 }
@@ -478,8 +398,7 @@ fn an_idle_session_holds_little() {
     let large = raw_request(&format!("adr_{:048}", 0), "", &" ".repeat(200_000));
     let ask = || {
         let mut client = connect(&server, &certificate);
-        client.send(&large);
-        client.reply().is_error(401, "invalid_api_key");
+        client.ask(&large).is_error(401, "invalid_api_key");
         client
     };
     drop(ask());
@@ -488,30 +407,6 @@ fn an_idle_session_holds_little() {
     let grown = server.status("VmRSS").saturating_sub(memory);
     assert!(grown < COUNT * 24, "{COUNT} idle sessions hold {grown} KiB");
     drop(idle);
-}
-
-#[test]
-fn a_stop_answers_what_is_under_way() {
-    let runtime = Runtime::start();
-    let (server, certificate) = secured(&runtime);
-    let mut server = server.start();
-    let key = server.key();
-    let gate = Arc::new(AtomicBool::new(false));
-    runtime.next(Script::Held(Arc::clone(&gate), completion("under way")));
-    let mut under_way = connect(&server, &certificate);
-    under_way.send(request(&key, &chat("x")));
-    until("it is under way", || runtime.count() == 1);
-    let mut idle = connect(&server, &certificate);
-    let mut half_shaken = TcpStream::connect(&server.address).expect("a connection");
-    half_shaken.write_all(&[22, 3, 1]).expect("it is taken");
-    server.signal(Signal::TERM);
-    assert!(idle.ends(), "an idle connection ends, and is received so");
-    gate.store(true, Ordering::Release);
-    let reply = under_way.reply();
-    assert_eq!(reply.is_completion(), "under way");
-    assert_eq!(reply.header("connection"), Some("close"));
-    assert!(under_way.ends());
-    assert!(server.wait().success());
 }
 
 /// A connection whose handshake ended after the signal was kept for a minute, as an idle one is.

@@ -2,11 +2,12 @@
 
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import tempfile
 
-from harness import Secured, Server
+from harness import Runtime, Secured, Server, chat, is_completion, is_error, until
 from service import REPLY_SECONDS
 
 # A user who is held to the modes of files: root only without its capability to ignore them.
@@ -158,3 +159,87 @@ def a_message_names_the_file_that_failed():
         assert done.returncode and expected in done.stderr, (fault.__name__, command, expected, done.stderr)
         if fault is closed:
             (folder / file).chmod(0o755)
+
+
+def a_certificate_that_cannot_be_used_and_a_pipe_are_reported_at_once():
+    """A command that waits for a pipe's writer would wait forever."""
+    with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
+        one, other = Secured(pathlib.Path(first)), Secured(pathlib.Path(second))
+        nonsense, pipe = pathlib.Path(first, "nonsense"), pathlib.Path(first, "pipe")
+        nonsense.write_text("nonsense")
+        os.mkfifo(pipe)
+        good = {"tls_cert": one.certificate, "tls_key": one.key}
+        for settings, expected in (({"tls_key": other.key}, "tls.key = "), ({"tls_key": nonsense}, "tls.key = "),
+                                   ({"tls_cert": one.key}, "tls.cert = "), ({"tls_cert": pipe}, "tls.cert = "),
+                                   ({"tls_key": pipe}, "tls.key = "), ({"runtime_ca": pipe}, "ADRIATICUM_RUNTIME_CA="),
+                                   ({"runtime_api_key_file": pipe}, "ADRIATICUM_RUNTIME_API_KEY_FILE="),
+                                   ({"database_password_file": pipe}, "ADRIATICUM_DATABASE_PASSWORD_FILE=")):
+            server = Server(**good | settings)
+            for command in ("serve", "check"):
+                done = server.cli(command, check=False)
+                printed = done.stdout + done.stderr
+                assert done.returncode in (1, 2) and expected in printed and "BEGIN" not in printed, (settings, done)
+                assert pipe not in settings.values() or "it is not a regular file" in printed, (settings, done)
+
+
+def a_file_that_was_removed_or_replaced_is_not_written_on():
+    runtime = Runtime()
+    for name, is_replaced in (("adriaticum.db", False), ("adriaticum.db-wal", False), ("adriaticum.db", True)):
+        with Server(runtime) as server:
+            key, path, aside = server.create_key(), server.folder / name, server.folder / "aside"
+            is_completion(server.post(chat("x"), key), "x")
+            calls = len(runtime.calls)
+            path.rename(aside)
+            if is_replaced:
+                shutil.copy(aside, path)
+            # The first row that is not written, or a look before, makes the ledger unavailable.
+            for _ in range(5):
+                is_error(server.post(chat("x"), key), "service_unavailable")
+            assert len(runtime.calls) <= calls + 1, f"{name}: inference was spent for rows that would be lost"
+            assert until(lambda: "was removed, replaced or changed" in server.logged()), server.last_logged()
+            aside.rename(path)
+            is_error(server.post(chat("x"), key), "service_unavailable")
+            assert server.stop() == 0
+            server.start()
+            server.wait_until_it_listens()
+            is_completion(server.post(chat("x"), key), "x")
+
+
+def a_damaged_page_is_refused_at_the_start_and_nothing_is_made_anew():
+    with Server(Runtime()) as server:
+        key, path = server.create_key(), pathlib.Path(server.database)
+        for _ in range(30):
+            is_completion(server.post(chat("x"), key), "x")
+        server.stop()
+        good = path.read_bytes()
+        for start in range(0, len(good), 4096):
+            damaged = good[:start] + b"\xa5" * 4096 + good[start + 4096:]
+            path.write_bytes(damaged)
+            done = server.cli("serve", check=False)
+            assert done.returncode == 1 and "damaged" in done.stderr and ".recover" in done.stderr, (start, done)
+            assert path.read_bytes() == damaged, f"the page at {start}: it was written to"
+        path.write_bytes(good)
+        server.start()
+        server.wait_until_it_listens()
+        is_completion(server.post(chat("x"), key), "x")
+
+
+def a_database_that_has_lost_its_content_is_not_a_new_one():
+    """SQLite deletes the WAL of an empty database, and every row in it."""
+    with Server() as server:
+        path, wal = pathlib.Path(server.database), pathlib.Path(f"{server.database}-wal")
+        created = f"WARN] {path} is a new, empty database: no key works yet."
+        assert until(lambda: created in server.logged()), server.logged()
+        server.create_key()
+        server.stop(signal.SIGKILL)
+        size = wal.stat().st_size
+        for lose in (lambda: path.write_bytes(b""), path.unlink):
+            lose()
+            for command in (("serve",), ("keys", "list"), ("keys", "create", "x")):
+                done = server.cli(*command, check=False)
+                assert done.returncode == 1 and f"{wal} beside it has {size} bytes" in done.stderr, (command, done)
+                assert "Restore a backup, or delete both" in done.stderr, done
+        assert wal.stat().st_size == size
+        wal.unlink()
+        server.start()
+        assert until(lambda: created in server.logged()), server.logged()

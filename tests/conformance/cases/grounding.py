@@ -332,7 +332,7 @@ def a_damaged_index_is_unavailable_until_it_is_built_again():
 def the_right_passage_is_among_the_first_four():
     """A hundred questions in three languages about the documents in tests/grounding, a fifth of which they do not answer.
 
-    tests/outside/grounded_model.py asks a real model ten of them.
+    tests/outside/real_model.py asks a real model ten of them.
     """
     tests = ROOT / "tests" / "grounding"
     questions = json.loads((tests / "questions.json").read_text())

@@ -1,7 +1,10 @@
 """Load, overload, start and stop."""
 
 import contextlib
+import os
+import pathlib
 import signal
+import subprocess
 import threading
 
 from harness import (
@@ -206,6 +209,130 @@ def a_second_serve_on_the_same_database_is_refused():
         gate.set()
         done = is_completion(read_reply(running), "held")
         assert first.rows("SELECT request_id, status FROM usage") == [(done["id"], 200)], "the first can't write any more"
+
+
+def a_second_serve_on_another_name_of_the_file_is_refused():
+    """Each of two services had a WAL of its own for one file, and half of the acknowledged rows were lost."""
+    RUNTIME.answer = RUNTIME.good
+    with Server(RUNTIME) as first:
+        key, database = first.create_key(), pathlib.Path(first.database)
+        is_completion(first.post(chat(), key))
+        link, linked = first.folder / "link.db", first.folder / "linked"
+        os.link(database, link)
+        linked.mkdir()
+        for path in (*first.folder.glob("adriaticum.db*"), first.folder / "empty.toml"):
+            os.link(path, linked / path.name)
+
+        def refuses(path, holder):
+            done = Server(RUNTIME, database=path).cli("serve", check=False)
+            message = f"{path}: another adriaticum serve uses it (pid {holder}): stop that"
+            assert done.returncode == 1 and message in done.stderr and "ADRIATICUM_DATABASE" in done.stderr, done
+
+        refuses(link, "unknown")
+        refuses(linked / "adriaticum.db", first.process.pid)
+        # Without its lock file, the file itself is still locked.
+        pathlib.Path(f"{database}.lock").unlink()
+        refuses(database, "unknown")
+        first.cli("backup", "copy.db")
+        done = Server(RUNTIME, database=link).cli("restore", first.folder / "copy.db", check=False)
+        assert done.returncode == 1 and "(pid unknown)" in done.stderr, done
+        is_completion(first.post(chat(), key))
+        assert first.stop() == 0
+        # When it has ended, any of the names will do.
+        with Server(RUNTIME, database=link) as second:
+            is_completion(second.post(chat(), key))
+            refuses(database, "unknown")
+            assert second.cli("usage", "verify").stdout.startswith("3 rows, nothing wrong")
+
+
+def _serve_with(server, limit):
+    """Starts the service by way of a shell that sets a limit."""
+    with server.log.open("wb") as log:
+        server.process = subprocess.Popen(["bash", "-c", f'ulimit {limit}; exec "$0" serve', server.binary],
+                                          env=server.environment, cwd=server.folder, stdout=log, stderr=log)
+
+
+def too_few_threads_are_an_error_with_advice():
+    """The stacks of 1,024 threads do not fit. For the service this is like a limit on threads, which root does not have."""
+    server = Server(workers=1024)
+    # Stacks of 64 MiB and no arenas: what is left when the next stack does not fit is enough for the threads that start.
+    server.environment |= {"RUST_MIN_STACK": str(64 << 20), "MALLOC_ARENA_MAX": "1"}
+    _serve_with(server, "-v 500000")
+    assert server.process.wait(STOP_SECONDS) == 1, server.logged()
+    assert "can't start all threads: " in server.logged() and "TasksMax=" in server.logged(), server.logged()
+    assert "panicked" not in server.logged(), server.logged()
+
+
+def a_start_says_what_runs_and_a_crash_leaves_no_core_file():
+    """A core file would have prompts and keys in it. Constant use of the console would cost completions a third of their rate."""
+    server = Server(RUNTIME)
+    _serve_with(server, "-Sc unlimited")
+    try:
+        version = server.cli("--version").stdout.strip()
+        assert until(lambda: f"{version}, database " in server.logged()), server.logged()
+        assert until(lambda: f"://console.test:{server.port}/\n" in server.logged()), server.logged()
+        process = pathlib.Path(f"/proc/{server.process.pid}")
+        assert "\nMax core file size        0                    0 " in (process / "limits").read_text()
+
+        def nice(name):
+            threads = [path.read_text() for path in process.glob("task/*/stat")]
+            return [int(text.rpartition(")")[2].split()[16]) for text in threads if f"({name})" in text]
+
+        assert until(lambda: (len(nice("console")), len(nice("worker"))) == (2, 16)), (nice("console"), nice("worker"))
+        assert min(nice("console")) > max(nice("worker")), (nice("console"), nice("worker"))
+        assert server.stop() == 0
+    finally:
+        server.kill()
+
+
+def a_standard_error_that_is_not_read_blocks_nothing():
+    """Everything waited for it: the API, the probes and the stop."""
+    RUNTIME.answer = RUNTIME.good
+    server, log = Server(RUNTIME, log_level="debug"), b""
+    server.log.touch()
+    os.mkfifo(server.folder / "pipe")
+    pipe = os.open(server.folder / "pipe", os.O_RDWR | os.O_NONBLOCK)
+
+    def fill():
+        for size in (4096, 1):
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    os.write(pipe, b"." * size)
+
+    def what_was_kept_is_written():
+        nonlocal log
+        with contextlib.suppress(BlockingIOError):
+            log += os.read(pipe, 65536)
+        return b"configuration reloaded" in log and b" log lines dropped: " in log
+
+    key = server.create_key()
+    server.process = subprocess.Popen(["bash", "-c", 'exec "$0" serve 2> pipe', server.binary], env=server.environment,
+                                      cwd=server.folder)
+    try:
+        server.wait_until_it_listens()
+        fill()
+        # Each has a line at the level `debug`, all together more than the buffer takes.
+        for _ in range(25):
+            with server.connect() as connection:
+                connection.sendall(b"GET / HTTP/1.1\r\nHost: api.test\r\n\r\n" * 100)
+                rest = b""
+                for _ in range(100):
+                    reply = read_reply(connection, rest)
+                    is_error(reply, "not_found")
+                    rest = reply.rest
+        is_completion(server.post(chat(), key))
+        for path in ("/healthz", "/readyz"):
+            assert server.get(path).status == 200, path
+        # A change of state finds room although lines about requests are dropped.
+        server.process.send_signal(signal.SIGHUP)
+        assert until(what_was_kept_is_written), log
+        assert log.count(b"[DEBUG]") > 100, log
+        fill()
+        is_completion(server.post(chat(), key))
+        assert server.stop() == 0
+    finally:
+        server.kill()
+        os.close(pipe)
 
 
 def a_restart_keeps_keys_and_rows():
