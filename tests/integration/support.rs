@@ -123,7 +123,6 @@ pub fn completion(content: &str) -> Value {
 pub struct Call {
     pub url: String,
     pub headers: Vec<(String, String)>,
-    pub body: Value,
 }
 
 /// What the scripted runtime answers to the service's probes, and to `check` if that asks for its
@@ -263,7 +262,6 @@ fn serve_call(
             .filter_map(|line| line.split_once(": "))
             .map(|(name, value)| (name.to_lowercase(), value.to_owned()))
             .collect(),
-        body: serde_json::from_slice(&body).unwrap_or_default(),
     });
     let (status, text) = match next {
         None => (200, completion("Zagreb.").to_string()),
