@@ -61,7 +61,7 @@ class Reply:
 
 
 class Server(Service):
-    """The service under test, configured by environment alone, in a temporary folder."""
+    """The service under test, configured by environment alone, in a temporary folder. A `plain` one never uses TLS."""
 
     # A certificate and clients that trust it: with it, every server and every connection uses TLS.
     secured = None
@@ -69,7 +69,9 @@ class Server(Service):
     # A PostgreSQL server: with it, every service has its database there.
     postgres = None
 
-    def __init__(self, runtime=None, **settings):
+    def __init__(self, runtime=None, plain=False, **settings):
+        if plain:
+            self.secured = None
         self.temporary = tempfile.TemporaryDirectory(prefix="adriaticum-")
         settings = {"api_hosts": "api.test,127.0.0.1", "console_host": "console.test"} | settings
         if self.secured:

@@ -1,15 +1,14 @@
 //! The listener alone, when connections or memory run out: the address that holds most gives way, and the others go on.
 
+use std::io::Write;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use std::io::Write;
-
 use adriaticum::listener::LoadEvent;
 
-use crate::limits::{ENOUGH, get, hold_the_loop, post, serve, serve_tls};
+use crate::limits::{ENOUGH, get, post, serve};
 use crate::support::{Client, connect_from, until};
-use crate::tls;
+use crate::tls::{self, hold_the_loop, serve_tls};
 
 #[test]
 fn all_buffers_together_have_a_bound() {

@@ -1,24 +1,22 @@
-//! The listener alone, with limits small enough for a test to reach: deadlines, turns, threads. Evictions are in eviction.rs.
+//! The listener alone, with limits small enough for a test to reach: deadlines, turns, threads. Evictions are in
+//! eviction.rs, handshakes in tls.rs.
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use adriaticum::error::Failure;
 use adriaticum::http::{self, MAX_HEAD, Request, RequestHead, Response};
 use adriaticum::listener::{
-    Acceptor, Admission, Certificate, Dispatcher, Gauge, Lane, Limits, Listener, ListenerState,
-    LoadEvent, PendingRequest, Service, Watchdog,
+    Admission, Dispatcher, Gauge, Lane, Limits, Listener, ListenerState, LoadEvent, PendingRequest,
+    Service, Watchdog,
 };
 
-use crate::support::{
-    Client, Folder, PATIENCE, admit_with_key, connect_from, local_listener, until,
-};
-use crate::tls;
+use crate::support::{Client, PATIENCE, admit_with_key, connect_from, local_listener, until};
 
 pub const SHORT: Duration = Duration::from_millis(300);
 /// Within which a client on a busy machine has sent what it has to send.
@@ -30,7 +28,6 @@ pub struct Echo {
     pub gate: AtomicBool,
     pub under_way: AtomicUsize,
     pub looked_up: AtomicUsize,
-    pub threads: Mutex<Vec<thread::ThreadId>>,
     /// Refusals begun. The loop stays in one for as long as it is held.
     pub refusals: AtomicUsize,
     pub hold_loop: AtomicBool,
@@ -101,10 +98,6 @@ impl Service for Echo {
 impl Echo {
     fn response(&self, request: &Request) -> Response {
         self.under_way.fetch_add(1, Ordering::AcqRel);
-        self.threads
-            .lock()
-            .expect("the list")
-            .push(thread::current().id());
         match request.head.path() {
             "/panic" => panic!("on purpose"),
             "/hold" => until("the gate opens", || self.gate.load(Ordering::Acquire)),
@@ -130,7 +123,7 @@ pub fn serve(set: impl FnOnce(&mut Limits)) -> Running {
     serve_with(set, |_| {})
 }
 
-fn serve_with(set: impl FnOnce(&mut Limits), prepare: impl FnOnce(&mut Listener)) -> Running {
+pub fn serve_with(set: impl FnOnce(&mut Limits), prepare: impl FnOnce(&mut Listener)) -> Running {
     let mut limits = Limits::default();
     set(&mut limits);
     let (mut listener, address) = local_listener(limits);
@@ -376,135 +369,6 @@ fn a_client_that_leaves_during_its_look_up_has_waited() {
     });
     assert_eq!(running.counted(LoadEvent::AbandonedRunning), 0);
     assert_eq!(running.echo.under_way.load(Ordering::Acquire), 0);
-}
-
-/// A listener that speaks TLS, and how to connect to it.
-pub fn serve_tls(set: impl FnOnce(&mut Limits)) -> (Running, impl Fn() -> tls::Secured) {
-    let folder = Folder::new();
-    let trusted = tls::certify(&folder.path(""));
-    let certificate = Certificate::read(&folder.path("cert.pem"), &folder.path("key.pem"))
-        .expect("a certificate");
-    let acceptor = Acceptor::new(certificate).expect("an acceptor");
-    let running = serve_with(set, |listener| listener.acceptor = Some(Arc::new(acceptor)));
-    let (address, config) = (
-        running.address,
-        tls::client_config(&trusted, rustls::ALL_VERSIONS),
-    );
-    (running, move || {
-        tls::shake_hands(address, &config).expect("a handshake")
-    })
-}
-
-/// Three TLS connections: one that has sent this much, one that is idle, and one whose refusal holds the loop.
-pub fn hold_the_loop(
-    running: &Running,
-    connect: impl Fn() -> tls::Secured,
-    sent: &str,
-) -> [tls::Secured; 3] {
-    let mut growing = connect();
-    growing.send(sent);
-    let (idle, mut broken) = (connect(), connect());
-    running.hold_loop(&mut broken);
-    [growing, idle, broken]
-}
-
-/// A handshake with an RSA key of 4,096 bits costs milliseconds.
-#[test]
-fn established_sessions_come_before_handshakes() {
-    let (running, connect) = serve_tls(|_| {});
-    let strangers: Vec<TcpStream> = (0..50).map(|_| running.connect().stream).collect();
-    let [mut established, _idle, mut broken] = hold_the_loop(&running, connect, "");
-    assert_eq!(running.state.snapshot().accepted, 53);
-    for stranger in &strangers {
-        (&*stranger)
-            .write_all(&tls::client_hello())
-            .expect("the system takes it");
-    }
-    established.send(get("/head"));
-    running.echo.hold_head.store(true, Ordering::Release);
-    running.release_loop();
-    until("it has its turn", || {
-        running.echo.is_head_held.load(Ordering::Acquire)
-    });
-    for stranger in &strangers {
-        stranger
-            .set_nonblocking(true)
-            .expect("an option of the socket");
-        assert!(
-            stranger.peek(&mut [0]).is_err(),
-            "a handshake was answered first"
-        );
-        stranger
-            .set_nonblocking(false)
-            .expect("an option of the socket");
-    }
-    running.echo.hold_head.store(false, Ordering::Release);
-    assert_eq!(
-        (established.reply().status, broken.reply().status),
-        (404, 400)
-    );
-    for stranger in &strangers {
-        assert_eq!(
-            stranger
-                .peek(&mut [0])
-                .expect("the server's part of the handshake"),
-            1
-        );
-    }
-}
-
-/// Many handshakes of some addresses delay another address by a step of each.
-#[test]
-fn the_handshakes_of_addresses_take_turns() {
-    let (running, connect) = serve_tls(|_| {});
-    let flood: Vec<TcpStream> = (0..100)
-        .map(|number| running.hold_from(3 + number % 2).stream)
-        .collect();
-    let other = running.hold_from(5).stream;
-    let [.., mut broken] = hold_the_loop(&running, connect, "");
-    for client in flood.iter().chain([&other]) {
-        (&*client)
-            .write_all(&tls::client_hello())
-            .expect("the system takes it");
-    }
-    running.release_loop();
-    assert_eq!(broken.reply().status, 400);
-    assert_eq!(
-        other
-            .peek(&mut [0])
-            .expect("the server's part of the handshake"),
-        1
-    );
-    let is_answered = |client: &&TcpStream| {
-        client
-            .set_nonblocking(true)
-            .expect("an option of the socket");
-        client.peek(&mut [0]).is_ok()
-    };
-    let before = flood.iter().filter(is_answered).count();
-    assert!(before < 50, "{before} were answered before the other's");
-}
-
-/// A handshake whose client has gone costs nothing more.
-#[test]
-fn a_client_that_leaves_its_handshake_is_closed_at_once() {
-    let (running, connect) = serve_tls(|_| {});
-    let strangers: Vec<TcpStream> = (0..20).map(|_| running.hold_from(3).stream).collect();
-    let [_growing, _idle, mut broken] = hold_the_loop(&running, connect, "");
-    for stranger in &strangers {
-        (&*stranger)
-            .write_all(&tls::client_hello())
-            .expect("the system takes it");
-        stranger
-            .shutdown(Shutdown::Write)
-            .expect("it can be shut down");
-    }
-    running.release_loop();
-    assert_eq!(broken.reply().status, 400);
-    for mut stranger in strangers {
-        let received = stranger.read_to_end(&mut Vec::new()).unwrap_or_default();
-        assert_eq!(received, 0, "the server's part of the handshake");
-    }
 }
 
 #[test]

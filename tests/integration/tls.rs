@@ -1,13 +1,14 @@
-//! TLS on the listener, and trusted proxies in front of it.
+//! TLS on the listener: certificates, sessions, and handshakes that delay no one else.
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use adriaticum::listener::{Acceptor, Certificate, Limits};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::Signal;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
@@ -16,9 +17,11 @@ use rustls::{
     ClientConfig, ClientConnection, RootCertStore, StreamOwned, SupportedProtocolVersion, version,
 };
 
+use crate::limits::{Running, get, serve_with};
 use crate::metrics::{CONSOLE, metrics_key};
 use crate::support::{
-    Client, PATIENCE, Runtime, Script, Server, chat, completion, raw_request, request, until,
+    Client, Folder, PATIENCE, Runtime, Script, Server, chat, completion, raw_request, request,
+    until,
 };
 
 pub type Secured = Client<StreamOwned<ClientConnection, TcpStream>>;
@@ -374,7 +377,7 @@ fn silence_slowness_and_garbage_cost_no_worker() {
             .set_read_timeout(Some(PATIENCE))
             .expect("a time-out can be set");
         let _ = stream.write_all(&garbage);
-        let _ = stream.shutdown(std::net::Shutdown::Write);
+        let _ = stream.shutdown(Shutdown::Write);
         let mut received = Vec::new();
         // It closes, with or without an alert; what it did not read may make that a reset.
         let _ = stream.read_to_end(&mut received);
@@ -432,4 +435,129 @@ fn a_handshake_that_ends_after_the_signal_does_not_delay_a_stop() {
     while session.is_handshaking() && session.complete_io(&mut stream).is_ok() {}
     assert!(server.wait().success());
     assert!(began.elapsed() < PATIENCE / 2, "{:?}", began.elapsed());
+}
+
+/// A listener that speaks TLS, and how to connect to it.
+pub fn serve_tls(set: impl FnOnce(&mut Limits)) -> (Running, impl Fn() -> Secured) {
+    let folder = Folder::new();
+    let trusted = certify(&folder.path(""));
+    let certificate = Certificate::read(&folder.path("cert.pem"), &folder.path("key.pem"))
+        .expect("a certificate");
+    let acceptor = Acceptor::new(certificate).expect("an acceptor");
+    let running = serve_with(set, |listener| listener.acceptor = Some(Arc::new(acceptor)));
+    let (address, config) = (
+        running.address,
+        client_config(&trusted, rustls::ALL_VERSIONS),
+    );
+    (running, move || {
+        shake_hands(address, &config).expect("a handshake")
+    })
+}
+
+/// Three TLS connections: one that has sent this much, one that is idle, and one whose refusal holds the loop.
+pub fn hold_the_loop(running: &Running, connect: impl Fn() -> Secured, sent: &str) -> [Secured; 3] {
+    let mut growing = connect();
+    growing.send(sent);
+    let (idle, mut broken) = (connect(), connect());
+    running.hold_loop(&mut broken);
+    [growing, idle, broken]
+}
+
+/// A handshake with an RSA key of 4,096 bits costs milliseconds.
+#[test]
+fn established_sessions_come_before_handshakes() {
+    let (running, connect) = serve_tls(|_| {});
+    let strangers: Vec<TcpStream> = (0..50).map(|_| running.connect().stream).collect();
+    let [mut established, _idle, mut broken] = hold_the_loop(&running, connect, "");
+    assert_eq!(running.state.snapshot().accepted, 53);
+    for stranger in &strangers {
+        (&*stranger)
+            .write_all(&client_hello())
+            .expect("the system takes it");
+    }
+    established.send(get("/head"));
+    running.echo.hold_head.store(true, Ordering::Release);
+    running.release_loop();
+    until("it has its turn", || {
+        running.echo.is_head_held.load(Ordering::Acquire)
+    });
+    for stranger in &strangers {
+        stranger
+            .set_nonblocking(true)
+            .expect("an option of the socket");
+        assert!(
+            stranger.peek(&mut [0]).is_err(),
+            "a handshake was answered first"
+        );
+        stranger
+            .set_nonblocking(false)
+            .expect("an option of the socket");
+    }
+    running.echo.hold_head.store(false, Ordering::Release);
+    assert_eq!(
+        (established.reply().status, broken.reply().status),
+        (404, 400)
+    );
+    for stranger in &strangers {
+        assert_eq!(
+            stranger
+                .peek(&mut [0])
+                .expect("the server's part of the handshake"),
+            1
+        );
+    }
+}
+
+/// Many handshakes of some addresses delay another address by a step of each.
+#[test]
+fn the_handshakes_of_addresses_take_turns() {
+    let (running, connect) = serve_tls(|_| {});
+    let flood: Vec<TcpStream> = (0..100)
+        .map(|number| running.hold_from(3 + number % 2).stream)
+        .collect();
+    let other = running.hold_from(5).stream;
+    let [.., mut broken] = hold_the_loop(&running, connect, "");
+    for client in flood.iter().chain([&other]) {
+        (&*client)
+            .write_all(&client_hello())
+            .expect("the system takes it");
+    }
+    running.release_loop();
+    assert_eq!(broken.reply().status, 400);
+    assert_eq!(
+        other
+            .peek(&mut [0])
+            .expect("the server's part of the handshake"),
+        1
+    );
+    let is_answered = |client: &&TcpStream| {
+        client
+            .set_nonblocking(true)
+            .expect("an option of the socket");
+        client.peek(&mut [0]).is_ok()
+    };
+    let before = flood.iter().filter(is_answered).count();
+    assert!(before < 50, "{before} were answered before the other's");
+}
+
+/// A handshake whose client has gone costs nothing more.
+#[test]
+fn a_client_that_leaves_its_handshake_is_closed_at_once() {
+    let (running, connect) = serve_tls(|_| {});
+    let strangers: Vec<TcpStream> = (0..20).map(|_| running.hold_from(3).stream).collect();
+    let [_growing, _idle, mut broken] = hold_the_loop(&running, connect, "");
+    for stranger in &strangers {
+        (&*stranger)
+            .write_all(&client_hello())
+            .expect("the system takes it");
+        stranger
+            .shutdown(Shutdown::Write)
+            .expect("it can be shut down");
+    }
+    running.release_loop();
+    assert_eq!(broken.reply().status, 400);
+    for mut stranger in strangers {
+        let received = stranger.read_to_end(&mut Vec::new()).unwrap_or_default();
+        assert_eq!(received, 0, "the server's part of the handshake");
+    }
 }

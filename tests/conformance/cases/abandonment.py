@@ -14,7 +14,8 @@ SOON = 20
 
 def _shut(connection):
     connection.shutdown(socket.SHUT_WR)
-    assert ends(connection), "something is sent"
+    # Without its session, the end of TLS cannot be read.
+    assert Server.secured or ends(connection), "something is sent"
 
 
 def _reset(connection):

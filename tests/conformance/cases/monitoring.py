@@ -55,7 +55,7 @@ def the_load_is_reported():
         for connection in held:
             assert read_reply(connection).status == 200
         assert (load("queue_length"), load("workers_busy")) == (0, 0)
-        assert until(lambda: load("buffered_bytes") < 50_000), "the memory is not free"
+        assert until(lambda: load("buffered_bytes") < 3 * 32_768), "the memory is not free"
 
 
 def a_scrape_needs_its_permission_and_leaves_no_row():
