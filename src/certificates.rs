@@ -49,7 +49,7 @@ pub fn make_store(certificates: &[CertificateDer<'static>]) -> io::Result<RootCe
 }
 
 /// The content of the first DER value, and what follows it.
-pub fn der_value(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+fn der_value(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (&[_, first], rest) = bytes.split_first_chunk()?;
     let (length, rest) = if first < 0x80 {
         (usize::from(first), rest)

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::audit::Audit;
+use crate::database::sqlite::FileLock;
 use crate::database::sqlite::Sqlite;
-use crate::database::sqlite::lock::FileLock;
 use crate::database::{
     Access, Database, DatabaseLocation, Problem, ProblemKind, Result, WalFigures,
 };
@@ -63,7 +63,7 @@ impl Store {
     /// checks its own).
     pub fn check(&self, all_pages: bool) -> Result<()> {
         if let Some(sqlite) = self.database.sqlite().filter(|_| all_pages) {
-            sqlite.check()?;
+            sqlite.check_every_page()?;
         }
         // As a request does, so that what it needs is there.
         let digest = "SELECT digest FROM key_secrets ORDER BY digest LIMIT 1";

@@ -6,6 +6,9 @@ use crate::http::{Framing, MAX_BODY, Request, RequestHead};
 use crate::id::has_shape;
 use crate::secret::{SECRET_DIGITS, SECRET_PREFIX, SecretDigest};
 
+/// The one model.
+pub const MODEL: &str = "adriaticum";
+
 const MODELS: &str = "/v1/models";
 pub const MODEL_PATH: &str = "/v1/models/adriaticum";
 

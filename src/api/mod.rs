@@ -6,35 +6,27 @@
 
 pub mod head;
 pub mod key;
-pub mod validation;
-
 pub mod record;
 pub mod reply;
-pub mod rows;
+pub mod validation;
 
 use std::net::IpAddr;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::Instant;
 
-use self::record::Record;
-use self::rows::RowLimits;
+use self::record::{Record, RowLimits};
 use crate::config::Compatibility;
-use crate::error::ProblemKind;
-use crate::error::{ApiError, Failure, FailureCause};
+use crate::error::{ApiError, Failure, FailureCause, ProblemKind};
 use crate::grounding::Grounding;
-use crate::http::{ClientInfo, RequestHead, Response};
+use crate::http::{ClientInfo, ClientNetwork, RequestHead, Response};
 use crate::keys::Key;
 use crate::ledger::Tokens;
 use crate::listener::{Admission, Area, Dispatcher, Lane, PendingRequest, Service};
 use crate::metrics::Metrics;
-use crate::network::ClientNetwork;
 use crate::runtime::{Chat, Generated, RequestCost, RuntimeError, Runtimes};
 use crate::store::Store;
 use crate::when;
-
-/// The one model.
-pub const MODEL: &str = "adriaticum";
 
 /// Everything that the steps use.
 pub struct Api {
@@ -131,7 +123,7 @@ impl Service for Api {
     }
 
     fn outage(&self) -> Option<Failure> {
-        self.store.ledger.outage().as_ref().map(rows::unavailable)
+        self.store.ledger.outage().as_ref().map(record::unavailable)
     }
 }
 
@@ -210,7 +202,7 @@ impl Api {
                     let details = format!("ledger: {error}");
                     log::error!("id={} details={details:?}", record.row.request_id);
                 }
-                rows::not_written(&error)
+                record::not_written(&error)
             }
         };
         // An error stays what it is.

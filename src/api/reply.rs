@@ -3,8 +3,7 @@
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::MODEL;
-use super::head::MODEL_PATH;
+use super::head::{MODEL, MODEL_PATH};
 use super::validation::StreamOptions;
 use crate::error::{ApiError, Failure};
 use crate::http::Response;

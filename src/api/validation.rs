@@ -13,7 +13,7 @@ use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::Number;
 use serde_json::value::RawValue;
 
-use crate::api::MODEL;
+use super::head::MODEL;
 use crate::config::Compatibility;
 use crate::error::{Failure, FailureCause};
 use crate::http::RequestHead;

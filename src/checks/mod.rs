@@ -1,30 +1,30 @@
 //! Tests every part that a completion needs, as another process than the service, and says what to do
 //! if one fails.
 
-mod addresses;
-mod keys;
 mod runtime;
 
+use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, TcpStream};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-pub use self::addresses::{is_local, reachable};
 pub use self::runtime::own_address;
-
 use crate::client::Cancellation;
 use crate::config::{Config, GroundingMode, SearchBackend, SearchConfig, TlsFiles};
 use crate::database::{Access, Problem, ProblemKind, Result, Session};
 use crate::health::{self, Finding, Verdict};
-use crate::ledger::{CLOCK_SLACK as DATABASE_CLOCK_SLACK, RetentionState, retention_held};
-use crate::listener::{Address, Certificate, TlsError};
+use crate::keys::{BudgetPeriod, Key, KeyState};
+use crate::ledger::{
+    CLOCK_SLACK as DATABASE_CLOCK_SLACK, Filter, RetentionState, Span, retention_held,
+};
+use crate::listener::{Address, Certificate, TlsError, TrustedProxy};
 use crate::search::Search;
 use crate::store::Store;
-use crate::text::{escaped, grouped, shell_word};
+use crate::text::{count, escaped, grouped, shell_word};
 use crate::time_zone;
 use crate::when::{self, Zone};
 
@@ -72,14 +72,14 @@ pub fn check_all(config: &Config, all_pages: bool, mut each: impl FnMut(Finding)
         Ok(store) => database(config, store, all_pages),
         Err(problem) => Finding::fail("database", store_failed(config, problem.clone()).text),
     });
-    let reachable = addresses::reachable_address(config, store.as_ref().ok());
+    let reachable = reachable_address(config, store.as_ref().ok());
     let listen = reachable.map(|message| Finding::warn("listen", message));
     listen.into_iter().for_each(&mut each);
     if let Ok(store) = &store {
         let findings = [time_zone(config, store), retention(config, store)];
         findings.into_iter().flatten().for_each(&mut each);
         // If the keys can't be read, the finding about the database says so.
-        let keys = keys::check(store).unwrap_or_default();
+        let keys = keys_and_budgets(store).unwrap_or_default();
         keys.into_iter().for_each(&mut each);
     }
     // A runtime and Search choose a part of their messages, which a terminal shows.
@@ -364,4 +364,157 @@ fn ask(mut stream: impl Read + Write, request: &str) -> io::Result<String> {
     let mut answer = String::new();
     stream.take(MAX_ANSWER).read_to_string(&mut answer)?;
     Ok(answer)
+}
+
+/// Warns about the address that the service listens on. With a socket of systemd, it is the one of
+/// the last start.
+fn reachable_address(config: &Config, store: Option<&Store>) -> Option<String> {
+    let gateways = store
+        .and_then(|store| store.ledger.gateways().ok())
+        .unwrap_or_default();
+    let own = gateways
+        .iter()
+        .find(|gateway| gateway.name == config.gateway);
+    let tcp = |address: &str| {
+        address
+            .split_once("://")
+            .and_then(|(_, address)| address.parse().ok())
+            .map(Address::Tcp)
+    };
+    let last = own
+        .into_iter()
+        .flat_map(|gateway| gateway.address.split(' ').filter_map(tcp));
+    let mut addresses = [config.listen.clone()].into_iter().chain(last);
+    addresses.find_map(|address| reachable(config, &address))
+}
+
+/// Warns about an address that other hosts can reach: they would get 404, or send their keys
+/// without encryption.
+pub fn reachable(config: &Config, address: &Address) -> Option<String> {
+    let Address::Tcp(address) = address else {
+        return None;
+    };
+    if address.ip().is_loopback() {
+        return None;
+    }
+    let mut message = Vec::new();
+    if config.api_hosts.iter().all(|host| is_local(host)) {
+        message.push(format!(
+            "clients of other hosts get 404, because api_hosts has only names of this host ({}). Add the name or address that \
+             they use to api_hosts (ADRIATICUM_API_HOSTS)",
+            config.api_hosts.join(", ")
+        ));
+    }
+    let proxies = &config.trusted_proxies.0;
+    if config.tls.is_none() && proxies.iter().all(|proxy| *proxy == TrustedProxy::Unix) {
+        message.push(
+            "keys and prompts are sent without encryption. Set tls.cert and tls.key, or put a proxy with TLS in front and \
+             name it in trusted_proxies"
+                .into(),
+        );
+    }
+    (!message.is_empty()).then(|| {
+        format!(
+            "other hosts can reach {address} (listen, or adriaticum.socket): {}",
+            message.join("; ")
+        )
+    })
+}
+
+/// Returns true for a name or address that means this host on every host.
+pub fn is_local(host: &str) -> bool {
+    let is_name = host == "localhost" || host.ends_with(".localhost");
+    is_name
+        || host
+            .parse()
+            .is_ok_and(|address: IpAddr| address.is_loopback())
+}
+
+/// Keys that an operator should know about: expired or expiring ones, and budgets that do not count
+/// everything.
+fn keys_and_budgets(store: &Store) -> Result<Vec<Finding>> {
+    let now = when::now();
+    let keys = store.keys.list()?;
+    let date = |key: &&Key| {
+        format!(
+            "{} ({:?}, {})",
+            key.id,
+            key.name,
+            store.zone.format_minute(key.terms.expires)
+        )
+    };
+    let mut findings = Vec::new();
+    for (state, verb, advice) in [
+        (
+            KeyState::Expired,
+            "expired",
+            "Revoke what is not needed: adriaticum keys revoke ID; or give it another date: adriaticum keys set ID --expires WHEN",
+        ),
+        (
+            KeyState::Expiring,
+            "will expire within ten days",
+            "To give one another date: adriaticum keys set ID --expires WHEN",
+        ),
+    ] {
+        let keys: Vec<&Key> = keys.iter().filter(|key| key.state(now) == state).collect();
+        if !keys.is_empty() {
+            let message = format!(
+                "{} {verb}: {}. {advice}",
+                count(keys.len() as i64, "key"),
+                named(&keys, date)
+            );
+            findings.push(Finding::warn("keys", message));
+        }
+    }
+    let unmeasured = unmeasured(store, &keys, now)?;
+    if !unmeasured.is_empty() {
+        let names = named(&unmeasured, |(key, number)| {
+            let per = key.terms.budget.map_or("", |budget| budget.per.as_str());
+            format!(
+                "{} ({:?}, {} this {per})",
+                key.id,
+                key.name,
+                count(*number, "completion")
+            )
+        });
+        let message = format!(
+            "completions without total_tokens do not count: {names}. Configure the runtime to report usage"
+        );
+        findings.push(Finding::warn("budgets", message));
+    }
+    Ok(findings)
+}
+
+/// Returns the keys with a budget and, in its period, completions without a total of the runtime,
+/// and how many.
+fn unmeasured<'a>(store: &Store, keys: &'a [Key], now: i64) -> Result<Vec<(&'a Key, i64)>> {
+    let since = |key: &'a Key| {
+        Some((
+            key.id.as_str(),
+            key.terms.budget?.per.containing(now, &store.zone).since,
+        ))
+    };
+    let periods: HashMap<&str, i64> = keys
+        .iter()
+        .filter(|key| key.is_valid(now))
+        .filter_map(since)
+        .collect();
+    if periods.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut numbers: HashMap<String, i64> = HashMap::new();
+    let month = BudgetPeriod::Month.containing(now, &store.zone);
+    store.ledger.figures(Span::Day, month, Filter::ALL, |row| {
+        if row.sums.unmeasured > 0
+            && periods
+                .get(row.key_id.as_str())
+                .is_some_and(|since| row.start >= *since)
+        {
+            *numbers.entry(row.key_id).or_default() += row.sums.unmeasured;
+        }
+    })?;
+    Ok(keys
+        .iter()
+        .filter_map(|key| Some((key, *numbers.get(&key.id)?)))
+        .collect())
 }

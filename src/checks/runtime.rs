@@ -57,7 +57,7 @@ pub fn own_address(url: &str, listening: &Address) -> Option<String> {
 
 /// Returns true if a connection to this address reaches a socket of this host that listens on that
 /// one. The host is looked up only if the ports are equal.
-pub fn leads_to(url: &Uri, listening: SocketAddr) -> bool {
+fn leads_to(url: &Uri, listening: SocketAddr) -> bool {
     let has_its_port = |name: &String| name.ends_with(&format!(":{}", listening.port()));
     let addresses = host_and_port(url)
         .filter(has_its_port)

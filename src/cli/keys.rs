@@ -1,4 +1,7 @@
-//! `keys`: creates, lists, changes, rotates and revokes API keys.
+//! `keys` and `console password`: creates, lists, changes, rotates and revokes API keys, and sets the
+//! operator's password.
+
+use std::io::{self, IsTerminal};
 
 use clap::ArgGroup;
 
@@ -7,6 +10,7 @@ use super::shared::{
 };
 use crate::audit::Actor;
 use crate::config::Config;
+use crate::console::password;
 use crate::database::{Access, Problem, Result};
 use crate::keys::{
     self, Budget, CONCURRENT_TAKES, Key, KeyChanged, KeyName, KeyState, KeyTerms, LONGEST_OVERLAP,
@@ -260,7 +264,7 @@ impl KeyEditor<'_> {
         done: &str,
         edit: impl Fn(&mut Key) + Send + 'static,
     ) -> Result<()> {
-        self.check(self.store.keys.change(&id, edit, self.by)?)?;
+        self.expect_done(self.store.keys.change(&id, edit, self.by)?)?;
         note(format!("{done} {id} in {}.", self.database));
         self.describe(&id);
         Ok(())
@@ -276,7 +280,7 @@ impl KeyEditor<'_> {
             note(format!("{key} is revoked already, since {since}."));
             return Ok(());
         }
-        self.check(self.store.keys.revoke(&id, when::now(), self.by)?)?;
+        self.expect_done(self.store.keys.revoke(&id, when::now(), self.by)?)?;
         note(format!("Revoked {key}."));
         Ok(())
     }
@@ -284,7 +288,7 @@ impl KeyEditor<'_> {
     fn rotate(&self, text: Option<String>, overlap: Option<i64>) -> Result<()> {
         let Key { id, name, hint, .. } = self.find(&key_or_secret(text)?, true)?;
         let (secret, now) = (new_secret(), when::now());
-        self.check(
+        self.expect_done(
             self.store
                 .keys
                 .rotate(&id, &secret, overlap, now, self.by)?,
@@ -334,7 +338,7 @@ impl KeyEditor<'_> {
         }
     }
 
-    fn check(&self, changed: KeyChanged) -> Result<()> {
+    fn expect_done(&self, changed: KeyChanged) -> Result<()> {
         match changed {
             KeyChanged::Done => Ok(()),
             KeyChanged::NoSuchKey => Err(Problem::other(
@@ -422,4 +426,31 @@ fn no_such_key(text: &str, takes_secret: bool) -> Problem {
         false => format!("there is no key {text:?}."),
     };
     Problem::other(format!("{message} List the keys: adriaticum keys list"))
+}
+
+/// Set the console's password
+#[derive(clap::Subcommand)]
+pub(super) enum ConsoleCommand {
+    /// Set the console's password, and end all of its sessions
+    ///
+    /// The password is asked for twice on the terminal, without an echo. If standard input is not a
+    /// terminal, its first line is the password. It has at least 12 characters.
+    Password,
+}
+
+pub(super) fn set_password(config: &Config, by: &Actor) -> Result<()> {
+    let store = open_to_change(config, Access::Create, by)?;
+    let text = read_secret("New password for the console: ")?;
+    password::check(&text).map_err(Problem::other)?;
+    if io::stdin().is_terminal() && read_secret("Repeat it: ")? != text {
+        return Err(Problem::other(
+            "the two passwords differ. Nothing was changed",
+        ));
+    }
+    password::set(&store, password::hash(&text), by)?;
+    let database = config.database_name();
+    note(format!(
+        "The password is set in {database}. All console sessions have ended: sign in again."
+    ));
+    Ok(())
 }

@@ -1,11 +1,9 @@
-//! The commands, a file each: its options and what it does. `clap` makes the help, the manual pages
+//! The commands, a file for each family: their options and what they do. `clap` makes the help, the manual pages
 //! and the completions from the same definitions.
 
 mod check;
-mod console;
 mod keys;
 mod recovery;
-mod search;
 mod serve;
 mod shared;
 mod usage;
@@ -72,10 +70,10 @@ enum Command {
     Keys(keys::KeysCommand),
     Usage(Box<usage::UsageOptions>),
     #[command(subcommand)]
-    Search(search::SearchCommand),
+    Search(check::SearchCommand),
     #[command(subcommand)]
-    Console(console::ConsoleCommand),
-    Audit(console::AuditOptions),
+    Console(keys::ConsoleCommand),
+    Audit(usage::AuditOptions),
     Backup(recovery::BackupOptions),
     Restore(recovery::RestoreOptions),
     Move(recovery::MoveOptions),
@@ -147,10 +145,10 @@ fn run(
         Command::Keys(command) => command.run(&load_to_open()?, &by),
         Command::Usage(options) => options.run(&load_to_open()?),
         Command::Search(command) => command.run(&load_as_owner(SecretsNeeded::Nothing)?),
-        Command::Console(console::ConsoleCommand::Password) => {
-            console::set_password(&load_to_open()?, &by)
+        Command::Console(keys::ConsoleCommand::Password) => {
+            keys::set_password(&load_to_open()?, &by)
         }
-        Command::Audit(options) => console::audit(&options, &load_to_open()?),
+        Command::Audit(options) => usage::audit(&options, &load_to_open()?),
         Command::Backup(options) => options.run(&load(SecretsNeeded::OfDatabase)?),
         Command::Restore(options) => options.run(&load(SecretsNeeded::OfDatabase)?, &by),
         Command::Move(options) => options.run(load),
@@ -187,6 +185,7 @@ fn print_parse_error(mut error: clap::Error) -> ExitCode {
 
 #[cfg(test)]
 mod tests {
+
     #[test]
     fn the_definition_is_consistent() {
         super::definition().debug_assert();

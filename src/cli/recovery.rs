@@ -6,14 +6,13 @@ use super::shared::{about, become_owner, note, open_as_owner, print};
 use crate::audit::Actor;
 use crate::checks;
 use crate::config::{Config, SecretsNeeded};
-use crate::database::sqlite::lock::FileLock;
-use crate::database::sqlite::replacement::Backup;
+use crate::database::sqlite::FileLock;
+use crate::database::sqlite::backup::Backup;
 use crate::database::sqlite::{OpenFile, backup};
 use crate::database::{Access, DatabaseLocation, DatabaseUri, Problem, ProblemKind, Result};
 use crate::ledger::ROWS;
 use crate::progress::Progress;
-use crate::recovery::moving::{self, MoveResult};
-use crate::recovery::restore::restore;
+use crate::recovery::{MoveResult, move_to, restore};
 use crate::store::Store;
 use crate::text::{count, grouped, may_hold_a_secret};
 
@@ -149,7 +148,7 @@ fn move_database(from: &DatabaseLocation, to: &DatabaseUri) -> Result<()> {
         .transpose()
         .map_err(about(from))?;
     let MoveResult { found, marked } =
-        moving::move_to(&store.database, to, &Progress::on_stderr()).map_err(about(to))?;
+        move_to(&store.database, to, &Progress::on_stderr()).map_err(about(to))?;
     let keys = count(store.keys.list()?.len() as i64, "key");
     let rows = count(found.rows as i64, "row");
     print(&format!(

@@ -100,7 +100,7 @@ impl Account {
 
     /// Becomes this user, for good. In Linux this changes the calling thread alone, and those that
     /// it starts.
-    pub fn enter(&self) -> Result<()> {
+    fn enter(&self) -> Result<()> {
         let groups: Vec<Gid> = self.groups.iter().copied().map(Gid::from_raw).collect();
         let (uid, gid) = (Uid::from_raw(self.uid), groups[0]);
         set_thread_groups(&groups)

@@ -1,4 +1,5 @@
-//! `usage`: sums of the ledger, single requests, and whether any of it was changed.
+//! `usage` and `audit`: sums of the ledger, single requests, and whether any of it was changed; and
+//! who changed what.
 
 use clap::ArgAction;
 use serde_json::{Value, json};
@@ -395,6 +396,34 @@ fn soundness(found: &Verification, through: Option<&NotedHead>) -> String {
         text += &format!("{head} is part of the chain.\n");
     }
     text
+}
+
+/// Show who changed what: keys, password, settings, sign-ins
+///
+/// The oldest change is first: keys created, changed, rotated and revoked, passwords set, sign-ins to the
+/// console, settings reloaded and backups restored, with the address of the browser or the user of
+/// the system. If sudo ran the command, the user is SUDO_USER "as" the user that it ran as. Failed
+/// sign-ins are in the log.
+#[derive(clap::Args)]
+pub(super) struct AuditOptions {
+    /// Only changes since then: 24h, 7d, a date, a time, or a time of today, as for usage
+    #[arg(long, value_name = "WHEN", value_parser = time_or(""))]
+    since: Option<When>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn audit(options: &AuditOptions, config: &Config) -> Result<()> {
+    let store = open_store(config)?;
+    let Range { since, .. } =
+        Range::between(options.since, None, when::now(), &store.zone).map_err(Problem::usage)?;
+    let mut rows = Vec::new();
+    store.audit.list(since, |row| rows.push(row))?;
+    if options.json {
+        return print_json(&rows);
+    }
+    print(&rows::audit(&rows, &store.zone).to_text("time,action,via,by,key,details"))
 }
 
 #[cfg(test)]

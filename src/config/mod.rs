@@ -372,7 +372,7 @@ fn index_beside(database: &Path) -> PathBuf {
 }
 
 /// The whole path of a file, for messages.
-pub fn absolute(path: &Path) -> String {
+fn absolute(path: &Path) -> String {
     path::absolute(path)
         .unwrap_or_else(|_| path.to_owned())
         .display()

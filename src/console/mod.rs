@@ -5,7 +5,6 @@
 
 mod audit;
 mod chart;
-mod endpoints;
 mod filters;
 mod keys;
 mod page;
@@ -25,12 +24,14 @@ use maud::html;
 use self::page::{Operator, PageError, PageRequest, PageResult, copy_box, dialog, redirect};
 use self::password::{SignInSource, SignInThrottle};
 use self::session::KnownBrowsers;
-use crate::api::head;
+use crate::api::{head, key, reply};
 use crate::config::Config;
 use crate::database::Problem;
-use crate::error::Failure;
-use crate::health::ServiceParts;
+use crate::error::{ApiError, Failure, FailureCause};
+use crate::health::{ServiceParts, Verdict};
 use crate::http::{ClientInfo, RequestHead, Response};
+use crate::id::RequestId;
+use crate::keys::{Key, Permission};
 use crate::ledger::Gateway;
 use crate::listener::{Admission, Area, Dispatcher, Lane, PendingRequest, Service};
 use crate::logging;
@@ -65,14 +66,14 @@ impl Service for Console {
         let is_allowed = !self.config.console_is_local || client.is_local();
         self.host.eq_ignore_ascii_case(head.host())
             && !head.path().starts_with("/v1/")
-            && (is_allowed || endpoints::is_probe(head))
+            && (is_allowed || is_probe(head))
     }
 
     /// The place of a request in the queue, from its head, without a database look-up. A known
     /// browser has a lane of its own and so have the clients on this host: clients elsewhere can
     /// neither delay them nor take their places.
     fn admit(&self, client: &ClientInfo, head: &RequestHead) -> Result<Admission, Response> {
-        if let Some(response) = endpoints::probe(self, head) {
+        if let Some(response) = probe(self, head) {
             return Err(response);
         }
         let browser = session::presented(*client, head);
@@ -81,7 +82,7 @@ impl Service for Console {
             SignInSource::ThisHost => (Some("this host".into()), None),
             SignInSource::Elsewhere(network) => (None, network),
         };
-        let credential = match endpoints::takes_key(head) {
+        let credential = match takes_key(head) {
             true => head::digest(head).ok(),
             false => browser,
         };
@@ -134,7 +135,7 @@ impl Console {
     fn serve(&self, pending: &PendingRequest, dispatcher: &Dispatcher) -> Response {
         let request = &pending.request;
         page::asset(&request.head)
-            .or_else(|| endpoints::respond(self, pending, dispatcher))
+            .or_else(|| scrape(self, pending, dispatcher))
             .unwrap_or_else(|| {
                 let page = self.page(pending, dispatcher);
                 page.unwrap_or_else(|error| error.page(None, request.client.peer))
@@ -143,7 +144,8 @@ impl Console {
 
     fn page(&self, pending: &PendingRequest, dispatcher: &Dispatcher) -> PageResult {
         let http = &pending.request;
-        let request = PageRequest::read(http)?;
+        let browser = session::presented(http.client, &http.head);
+        let request = PageRequest::read(http, browser)?;
         let Some(password) = password::stored(&self.store)? else {
             return Ok(self.no_password(http.client.is_local()));
         };
@@ -218,7 +220,7 @@ fn signed_in(operator: &Operator) -> PageResult {
     match (request.method, parts.as_slice()) {
         ("GET", [""]) => Ok(redirect("/keys")),
         ("POST", ["sign-out"]) => session::sign_out(operator),
-        ("GET", ["keys"]) => keys::list::page(operator),
+        ("GET", ["keys"]) => keys::list(operator),
         ("POST", ["keys"]) => keys::create(operator),
         ("GET", ["keys", "new"]) => keys::new(operator),
         ("GET", ["keys", id]) => keys::page(operator, id),
@@ -238,4 +240,100 @@ fn signed_in(operator: &Operator) -> PageResult {
         ("POST", _) => Err(PageError::method()),
         _ => Err(PageError::not_found()),
     }
+}
+
+const TEXT: &str = "text/plain; charset=utf-8";
+
+/// The content type of Prometheus's text format.
+const METRICS_TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// True for a health probe.
+fn is_probe(head: &RequestHead) -> bool {
+    matches!(head.path(), "/healthz" | "/readyz")
+}
+
+/// True if a request presents a key, and not a session.
+fn takes_key(head: &RequestHead) -> bool {
+    head.path() == "/metrics"
+}
+
+/// Answers a health probe from memory, without waiting for anything. Returns `None` for another
+/// path.
+fn probe(console: &Console, head: &RequestHead) -> Option<Response> {
+    match head.path() {
+        "/healthz" => Some(respond_to_get(head, || plain(200, "ok"))),
+        "/readyz" => Some(respond_to_get(head, || readiness(console))),
+        _ => None,
+    }
+}
+
+/// Responds to a scrape. Returns `None` if the request is for another path.
+fn scrape(
+    console: &Console,
+    pending: &PendingRequest,
+    dispatcher: &Dispatcher,
+) -> Option<Response> {
+    let head = &pending.request.head;
+    takes_key(head).then(|| respond_to_get(head, || metrics(console, pending, dispatcher)))
+}
+
+/// 503 while no completion can be run.
+fn readiness(console: &Console) -> Response {
+    // The writer tests the ledger while this is asked.
+    console.store.ledger.probe();
+    let health = console.service.health();
+    match health.verdict() {
+        Verdict::Works | Verdict::Degraded => plain(200, &health.summary()),
+        Verdict::Failing => plain(503, &health.summary()).with("retry-after", "1"),
+    }
+}
+
+fn metrics(console: &Console, pending: &PendingRequest, dispatcher: &Dispatcher) -> Response {
+    let (id, request) = (RequestId::now(), &pending.request);
+    match authenticate_scrape(console, &request.head, id.created()) {
+        Ok(key) => {
+            dispatcher.authenticate(pending, &key.id, None);
+            // Without a database there are no budgets, but the other metrics are wanted most.
+            let mut keys = console.store.keys.with_budget().unwrap_or_default();
+            keys.retain(|key| key.is_valid(id.created()));
+            let text = console.metrics.render(&console.service.health(), &keys);
+            Response::new(200, METRICS_TEXT, text.into_bytes())
+        }
+        Err(failure) => {
+            dispatcher.forget(pending);
+            if let Some(details) = &failure.details
+                && logging::allow_refusal_line(failure.cause, request.client.peer)
+            {
+                log::error!("id={id} cause={} details={details:?}", failure.cause);
+            }
+            reply::error(id, &failure)
+        }
+    }
+}
+
+/// Accepts a key with the permission. A scrape is not a request of the API, so it leaves no row.
+fn authenticate_scrape(console: &Console, head: &RequestHead, now: i64) -> Result<Key, Failure> {
+    let key = key::authenticate(&head::digest(head)?, &console.store, now)?;
+    if !key.terms.permissions.contains(&Permission::Metrics) {
+        return Err(Failure::new(
+            ApiError::InsufficientPermission,
+            FailureCause::Permission,
+            "This API key may not read the metrics. Make one that may: \
+             adriaticum keys create NAME --permission metrics",
+        ));
+    }
+    Ok(key)
+}
+
+/// Responds to GET and HEAD, and refuses other methods.
+fn respond_to_get(head: &RequestHead, response: impl FnOnce() -> Response) -> Response {
+    let response = match head.method() {
+        "GET" | "HEAD" => response(),
+        _ => plain(405, "Only GET and HEAD are answered here.").with("allow", "GET, HEAD"),
+    };
+    response.with("cache-control", "no-store")
+}
+
+fn plain(status: u16, line: &str) -> Response {
+    Response::new(status, TEXT, format!("{line}\n").into_bytes())
 }

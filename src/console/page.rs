@@ -7,8 +7,7 @@ use std::sync::LazyLock;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use sha2::{Digest, Sha256};
 
-use super::status;
-use super::{Console, session};
+use super::Console;
 use crate::audit::Actor;
 use crate::database::{Problem, ProblemKind};
 use crate::health::{Health, Verdict};
@@ -34,7 +33,7 @@ pub struct PageRequest<'a> {
 }
 
 impl<'a> PageRequest<'a> {
-    pub fn read(request: &'a Request) -> Result<Self, PageError> {
+    pub fn read(request: &'a Request, browser: Option<SecretDigest>) -> Result<Self, PageError> {
         let head = &request.head;
         let method = match head.method() {
             "HEAD" => "GET",
@@ -55,7 +54,7 @@ impl<'a> PageRequest<'a> {
             path: head.path(),
             query: Form::parse(head.query()),
             form: Form::parse(str::from_utf8(form).unwrap_or("")),
-            browser: session::presented(request.client, head),
+            browser,
             now: when::now(),
         })
     }
@@ -132,7 +131,7 @@ impl Operator<'_> {
                     @for (address, name) in PARTS {
                         li { a href=(address) aria-current=[(address[1..] == *part).then_some("page")] {
                             (name)
-                            @if address == "/status" && verdict != Verdict::Works { " " span class=(format!("dot {}", status::class(verdict))) { span.unseen { "(" (verdict.word()) ")" } } }
+                            @if address == "/status" && verdict != Verdict::Works { " " span class=(format!("dot {}", class(verdict))) { span.unseen { "(" (verdict.word()) ")" } } }
                         } }
                     }
                 }
@@ -144,6 +143,15 @@ impl Operator<'_> {
         let zone = html! { " · Time zone: " (console.store.zone.name()) };
         let title = format!("{dot}{title} · {gateway}");
         frame(&title, &navigation, content, &zone)
+    }
+}
+
+/// The style sheet's class for a verdict.
+pub fn class(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Works => "good",
+        Verdict::Degraded => "warn",
+        Verdict::Failing => "bad",
     }
 }
 

@@ -9,8 +9,7 @@ use rand::TryRng;
 
 use crate::audit::{Actor, NewAuditRow};
 use crate::database::{self, values};
-use crate::http::ClientInfo;
-use crate::network::ClientNetwork;
+use crate::http::{ClientInfo, ClientNetwork};
 use crate::rate_limiter::RateLimiter;
 use crate::secret::SecretDigest;
 use crate::store::Store;

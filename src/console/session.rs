@@ -16,10 +16,10 @@ use crate::database::{Result, values};
 use crate::error::FailureCause;
 use crate::http::{ClientInfo, RequestHead, Response};
 use crate::logging;
-use crate::mutex::lock;
 use crate::report::query::link;
 use crate::secret::{SecretDigest, secret_hex};
 use crate::store::Store;
+use crate::sync::lock;
 use crate::text::count;
 use crate::when::{self, DAY, HOUR};
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use maud::{Markup, html};
 
 use super::Console;
-use super::page::{Operator, PageResult};
+use super::page::{Operator, PageResult, class};
 use crate::config::GroundingMode;
 use crate::database::Problem;
 use crate::health::{Finding, Health, Status, Verdict};
@@ -54,16 +54,8 @@ pub fn page(operator: &Operator) -> PageResult {
 }
 
 /// The verdict in its colour.
-pub fn badge(verdict: Verdict) -> Markup {
+fn badge(verdict: Verdict) -> Markup {
     html! { span class=(format!("badge {}", class(verdict))) { (verdict.word()) } }
-}
-
-pub fn class(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Works => "good",
-        Verdict::Degraded => "warn",
-        Verdict::Failing => "bad",
-    }
 }
 
 fn what_is_wrong(findings: &[Finding]) -> Markup {
@@ -150,6 +142,7 @@ fn facts(console: &Console, health: &Health) -> Markup {
         }
     }
 }
+
 /// The grounding mode, and the results of searches since the start; `None` if it is off.
 fn searches(console: &Console) -> Option<String> {
     let mode = match console.config.search.grounding {

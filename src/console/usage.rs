@@ -251,7 +251,7 @@ const SHADES: usize = 3;
 
 /// The outcome of requests, as the charts distinguish it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ResultKind {
+enum ResultKind {
     Succeeded,
     /// The client's fault: 4xx.
     Refused,
@@ -269,25 +269,25 @@ impl ResultKind {
     }
 }
 
-pub struct UsageReport {
+struct UsageReport {
     /// All requests of the range, the key and the gateway: the base of rates and shares.
-    pub all: Sums,
+    all: Sums,
     /// The requests with the wanted outcome, which also all figures below count.
-    pub selected: Sums,
-    pub axis: Axis,
+    selected: Sums,
+    axis: Axis,
     /// The number of requests by `ResultKind`, of each bar.
-    pub requests: Vec<[i64; 3]>,
+    requests: Vec<[i64; 3]>,
     /// The sums of each key, of each bar.
     keys: HashMap<String, Vec<Sums>>,
-    pub rows: Vec<UsageRow>,
+    rows: Vec<UsageRow>,
     /// The milliseconds that the newest completions took, in ascending order, whatever the wanted
     /// outcome.
-    pub durations: Vec<f64>,
+    durations: Vec<f64>,
 }
 
 impl UsageReport {
     /// Reads a range, by days if retention has removed the rows of shorter bars.
-    pub fn read(store: &Store, asked: &Asked, now: i64) -> Result<Self, Problem> {
+    fn read(store: &Store, asked: &Asked, now: i64) -> Result<Self, Problem> {
         let axis = |shortest| Axis::new(&asked.query, shortest, now);
         match Self::read_by(axis(Span::Minute), store, asked) {
             Err(problem) if problem.kind == ProblemKind::RowsRemoved => {
@@ -342,7 +342,7 @@ impl UsageReport {
 
     /// The tokens by bar of the few keys that have most, and of all others together: their names
     /// and colours.
-    pub fn tokens_by_key(&self, known: &[Key]) -> Vec<Series> {
+    fn tokens_by_key(&self, known: &[Key]) -> Vec<Series> {
         let places = known.iter().enumerate();
         let places: HashMap<&str, usize> = places
             .map(|(place, key)| (key.id.as_str(), place))
@@ -395,7 +395,7 @@ fn colour(place: usize) -> String {
 
 /// The time that a share of durations in ascending order, from 0 to 1, did not exceed; `None` if
 /// there are none.
-pub fn percentile(durations: &[f64], share: f64) -> Option<f64> {
+fn percentile(durations: &[f64], share: f64) -> Option<f64> {
     let number = (durations.len() as f64 * share).ceil() as usize;
     durations.get(number.max(1) - 1).copied()
 }

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use super::session::Session;
-use super::{Problem, ProblemKind, Result};
+use super::{Problem, ProblemKind, Result, Session};
 
 /// The time for creating the tables, with everything that a move fills in.
 pub const CREATE_TIMEOUT: Duration = Duration::from_secs(3600);

@@ -1,16 +1,13 @@
 //! API keys: creates, finds, changes, rotates and revokes them, with their budgets.
 
-mod budget;
 mod key;
 
 use std::sync::Arc;
 
-use self::budget::{BUDGET_COLUMNS, budget_parameters};
-pub use self::budget::{Budget, BudgetPeriod};
-use self::key::read_key;
+use self::key::{BUDGET_COLUMNS, budget_parameters, read_key};
 pub use self::key::{
-    CONCURRENT_TAKES, Key, KeyChanged, KeyName, KeyState, KeyTerms, Overlap, Permission,
-    parse_concurrent, time_left,
+    Budget, BudgetPeriod, CONCURRENT_TAKES, Key, KeyChanged, KeyName, KeyState, KeyTerms, Overlap,
+    Permission, parse_concurrent, time_left,
 };
 use crate::audit::{Actor, NewAuditRow};
 use crate::database::{Database, Result, Row, Session, Value, values};

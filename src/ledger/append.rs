@@ -7,17 +7,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use super::SCHEMA;
 use super::days::Batch;
 use super::queue::{ROW_TIMEOUT, WaitingRow, WriteQueue};
-use super::row::{COLUMNS, ChainLink, LedgerRow};
+use super::{COLUMNS, ChainLink, LedgerRow, SCHEMA};
 use crate::database::{
     CHANGE_TIMEOUT, Database, Problem, ProblemKind, Result, Session, Statement, Work,
     WriteConnection, values,
 };
 use crate::id::RequestId;
-use crate::mutex::lock;
 use crate::secret::SecretDigest;
+use crate::sync::lock;
 use crate::when::Zone;
 
 /// Any key, found as the look-up of a request finds it.
@@ -80,7 +79,7 @@ impl Ledger {
     }
 
     /// Writes a row, with its place in the chain, and adds it to the sums. All of it is synced to
-    /// disk when this returns: by PostgreSQL, or by the COMMIT in `SqliteTransaction::commit`. On
+    /// disk when this returns: by PostgreSQL, or by the COMMIT in `SqliteSession::commit`. On
     /// PostgreSQL the key of the secret is read again.
     pub fn append(&self, mut row: LedgerRow, secret: Option<&SecretDigest>) -> Result<()> {
         row.gateway.clone_from(&self.gateway);
@@ -250,15 +249,6 @@ impl Ledger {
             ),
             values![seq, hash, &self.gateway],
         )
-    }
-
-    /// Tests whether a change could be written: in `serve` by its writer.
-    pub fn try_write(&self) -> Result<()> {
-        let same = "UPDATE gateways SET head_seq = head_seq WHERE name = $1";
-        let parameters = values![&self.gateway];
-        self.database
-            .transaction(None, move |session| session.execute(same, &parameters))
-            .map(drop)
     }
 
     /// Tests all that a request does to the database, in a process without a writer thread.

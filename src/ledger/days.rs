@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::row::{LedgerRow, Tokens};
+use super::{LedgerRow, Tokens};
 use crate::database::{Result, Row, Session, Statement, Value, to_value, values};
 use crate::id::RequestId;
 use crate::when::Range;

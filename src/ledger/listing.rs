@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::append::Ledger;
 use super::days::Filter;
-use super::row::{COLUMNS, LedgerRow};
+use super::{COLUMNS, LedgerRow};
 use crate::database::{REPORT_TIMEOUT, Result, Session, Value, to_value};
 use crate::id::RequestId;
 use crate::when::Range;

@@ -6,10 +6,10 @@ use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::row::LedgerRow;
+use super::LedgerRow;
 use crate::database::{CHANGE_TIMEOUT, Job, Problem, ProblemKind, Result};
-use crate::mutex::lock;
 use crate::secret::SecretDigest;
+use crate::sync::lock;
 
 /// If a row or a step of the writer takes this long, the ledger is unavailable. It may go on.
 const LONG_WAIT: Duration = Duration::from_secs(5);

@@ -1,7 +1,7 @@
 //! Retention: old rows are removed in steps; their sums stay.
 
+use super::ChainLink;
 use super::append::Ledger;
-use super::row::ChainLink;
 use crate::database::{Result, Session, values};
 use crate::id::RequestId;
 use crate::when::{When, Zone};

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::append::Ledger;
 use super::days::{Filter, Source, Span, SpanSums, Sums};
-use super::row::{COLUMNS, ChainLink};
+use super::{COLUMNS, ChainLink};
 use crate::database::{Problem, Result, Row, Session, Value, values};
 use crate::id::RequestId;
 use crate::progress::Progress;
@@ -447,13 +447,13 @@ mod tests {
             for statement in statements.split(';') {
                 assert!(session.execute(statement, &[])? > 0, "{statement}");
             }
-            *crate::mutex::lock(&found) = verify(session, &Progress::hidden())?.fault;
+            *crate::sync::lock(&found) = verify(session, &Progress::hidden())?.fault;
             Err::<(), _>(Problem::new(ProblemKind::Panicked, "on purpose"))
         });
         let undone = undone.expect_err("it is undone");
         assert_eq!(undone.kind, ProblemKind::Panicked, "{statements}: {undone}");
 
-        crate::mutex::lock(&found).take()
+        crate::sync::lock(&found).take()
     }
 
     #[test]

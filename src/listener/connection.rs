@@ -8,12 +8,13 @@ use std::time::Instant;
 
 use mio::net::TcpStream;
 
-use super::socket;
 use super::tls::TlsSession;
-use super::{Admission, Limits, PendingRequest, Service};
+use super::{Admission, Limits, PendingRequest, Service, socket};
 use crate::error::{Failure, FailureCause};
-use crate::http::response::{CONTINUE, ConnectionHeader, Response};
-use crate::http::{ClientInfo, Malformed, ReadStep, Reader, Request, RequestHead};
+use crate::http::{
+    CONTINUE, ClientInfo, ConnectionHeader, Malformed, ReadStep, Reader, Request, RequestHead,
+    Response,
+};
 
 /// The responses that only a head was needed for, after which a connection ends: a client that
 /// pipelines such requests and reads nothing would fill the system's buffers with the responses.
@@ -483,8 +484,8 @@ mod tests {
 
     use mio::net::UnixStream;
 
-    use super::super::lanes::tests::{NoService, unknown};
     use super::*;
+    use crate::listener::lanes::tests::{NoService, unknown};
 
     const TURN: usize = 10_000;
 

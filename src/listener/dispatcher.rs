@@ -16,8 +16,8 @@ use mio::Waker;
 use super::connection::Outgoing;
 use super::lanes::{Capacity, LaneLoad, LaneName, LaneWeight, Lanes};
 use super::{Limits, PendingRequest};
-use crate::mutex::lock;
 use crate::secret::SecretDigest;
+use crate::sync::lock;
 
 /// The accepted digests that are kept are at most twice as many.
 const GENERATION: usize = 8 * 1024;
@@ -333,9 +333,9 @@ mod tests {
 
     use mio::{Poll, Token};
 
-    use super::super::Admission;
-    use super::super::lanes::tests::{request, unknown};
     use super::*;
+    use crate::listener::Admission;
+    use crate::listener::lanes::tests::{request, unknown};
 
     fn dispatcher(workers: usize) -> Dispatcher {
         let poll = Poll::new().expect("a poll");

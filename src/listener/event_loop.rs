@@ -1,10 +1,11 @@
 //! The event loop: accepts connections, reads requests in turns, enforces the limits, gives complete
 //! requests to the dispatcher and sends responses, on one thread.
 
+use std::io;
+use std::mem;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{io, mem};
 
 use mio::event::Event;
 use mio::net::TcpStream;
@@ -22,8 +23,7 @@ use super::origins::{Holding, Holdings, Origin, Resource, TurnQueue};
 use super::{FIRST_SOCKET, Limits, Listener, PendingRequest, STOP, Service, WAKE, Watchdog};
 use crate::client::Cancellation;
 use crate::error::{Failure, FailureCause};
-use crate::http::response::ConnectionHeader;
-use crate::http::{ClientInfo, MAX_HEAD, RequestHead};
+use crate::http::{ClientInfo, ConnectionHeader, MAX_HEAD, RequestHead};
 use crate::text::count;
 
 /// The connections that a socket accepts in one round, before the established ones have their turn

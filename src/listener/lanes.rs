@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::PendingRequest;
-use crate::network::ClientNetwork;
+use crate::http::ClientNetwork;
 
 /// The lanes and networks that are kept without a request: unknown clients can't use up the memory.
 const MAX_KEPT: usize = 1024;

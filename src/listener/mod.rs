@@ -13,10 +13,8 @@ mod eviction;
 mod lanes;
 mod load;
 mod origins;
-mod proxies;
 mod socket;
 mod tls;
-mod watchdog;
 mod workers;
 
 use std::io;
@@ -32,15 +30,14 @@ pub use event_loop::EventLoop;
 pub use lanes::LaneLoad;
 use lanes::LaneName;
 pub use load::{Gauge, ListenerState, LoadEvent, Snapshot};
-pub use proxies::{Proxies, TrustedProxy};
+pub use origins::{Proxies, TrustedProxy};
 pub use socket::{Address, ListeningSocket};
 pub use tls::{Acceptor, Certificate, TlsError};
-pub use watchdog::Watchdog;
+pub use workers::Watchdog;
 
 use crate::client::Cancellation;
 use crate::error::Failure;
-use crate::http::{ClientInfo, Request, RequestHead, Response};
-use crate::network::ClientNetwork;
+use crate::http::{ClientInfo, ClientNetwork, Request, RequestHead, Response};
 use crate::secret::SecretDigest;
 
 const WAKE: Token = Token(usize::MAX);

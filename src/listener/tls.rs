@@ -13,8 +13,9 @@ use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::{ServerConfig, ServerConnection};
 
-use crate::mutex::lock;
-use crate::{certificates, files};
+use crate::certificates;
+use crate::files;
+use crate::sync::lock;
 
 /// The memory of a session besides the bytes in transit: its keys, its state and its smallest
 /// buffers. `rustls` does not report it. Measured over 1,000 sessions: 7.7 KiB after the handshake,

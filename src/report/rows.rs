@@ -107,7 +107,7 @@ fn limits(key: &Key) -> Cell {
 }
 
 /// The used part of a budget, as a bar and in figures.
-pub fn budget_bar(budget: &Budget) -> maud::Markup {
+fn budget_bar(budget: &Budget) -> maud::Markup {
     let Budget { tokens, per, used } = *budget;
     html! {
         progress max=(tokens) value=(used.min(tokens)) class=[budget.is_nearly_used_up().then_some("bad")] aria-label="Used of the budget" {}
@@ -128,7 +128,7 @@ fn expiry(key: &Key, now: i64, zone: &Zone) -> Cell {
         .ordered(expires.unwrap_or(i64::MAX))
 }
 
-pub fn expiry_badge(key: &Key, now: i64) -> maud::Markup {
+fn expiry_badge(key: &Key, now: i64) -> maud::Markup {
     html! {
         @match key.state(now) {
             KeyState::Expired => { " " span.badge.bad { "expired" } },
@@ -414,7 +414,7 @@ pub fn audit<'a>(rows: &'a [AuditRow], zone: &'a Zone) -> Table<'a, AuditRow> {
     Table::new(rows)
         .text("time", &time, |row| Cell::second(row.created, zone))
         .text("action", "Action", |row| {
-            let action = row.action.replace('_', " ");
+            let action = row.description();
             Cell::text(&action).on_page(html! { strong { (action) } })
         })
         .class("bare")

@@ -24,7 +24,7 @@ pub use self::wire::{Chat, ChatMessage, Generated, Role, read_answer, read_refus
 use crate::client::{Call, CallError, Cancellation, HttpClient};
 use crate::config::RuntimeConfig;
 use crate::ledger::Tokens;
-use crate::mutex::lock;
+use crate::sync::lock;
 
 /// The bounds of the limit on the size of an answer, apart from a repeated prompt. Every worker may
 /// hold an answer, so the limit is a worker's share of `buffer_limit`. The least is enough for an

@@ -8,11 +8,10 @@ use std::io::{self, Read};
 use std::mem;
 use std::path::Path;
 
-use super::cleaning::{clean, cut, one_line};
-use super::html::{self, Part};
+use super::cleaning::{HtmlPart, clean, cut, one_line, read_html};
 
 /// The largest file that is read: a thick book has less text.
-pub const MAX_FILE: u64 = 8 * 1024 * 1024;
+const MAX_FILE: u64 = 8 * 1024 * 1024;
 
 /// The most characters of a passage: some 200 tokens of English.
 pub const MAX_PASSAGE: usize = 800;
@@ -100,10 +99,10 @@ pub fn split<E>(
         result: Ok(()),
     };
     match &*ending(path) {
-        "html" | "htm" | "xhtml" => html::read(content, |part| match part {
-            Part::Title(title) => splitter.set_title(title),
-            Part::Heading(heading) => splitter.begin(heading),
-            Part::Text(text) => splitter.add(text),
+        "html" | "htm" | "xhtml" => read_html(content, |part| match part {
+            HtmlPart::Title(title) => splitter.set_title(title),
+            HtmlPart::Heading(heading) => splitter.begin(heading),
+            HtmlPart::Text(text) => splitter.add(text),
         }),
         "md" | "markdown" => read_markdown(content, &mut splitter),
         _ => splitter.add(content),

@@ -18,11 +18,11 @@ use super::documents::{self, Piece};
 use super::index::{CACHE, Index, IndexError, SCHEMA, VERSION};
 use super::{Passage, SearchError, cleaning};
 use crate::config::SearchConfig;
-use crate::database::Pool;
-use crate::database::sqlite::read_only_file::FLAGS;
+use crate::database::sqlite::FLAGS;
 use crate::error::FailureCause;
 use crate::files::{self, with_suffix};
-use crate::mutex::lock;
+use crate::sync::Pool;
+use crate::sync::lock;
 use crate::text::{count, escaped};
 
 /// The queries that run at once. Each uses a CPU all the time.

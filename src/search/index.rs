@@ -9,7 +9,7 @@ use std::time::Instant;
 use rusqlite::{Connection, ErrorCode, Row};
 
 use super::{MAX_QUERY, Passage, cleaning};
-use crate::database::sqlite::read_only_file::ReadOnlyFile;
+use crate::database::sqlite::ReadOnlyFile;
 
 pub const SCHEMA: &str = include_str!("index.sql");
 

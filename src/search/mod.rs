@@ -4,7 +4,6 @@
 pub mod cleaning;
 pub mod documents;
 mod folder;
-mod html;
 mod index;
 mod searxng;
 

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
-use super::{MAX_QUERY, Passage, SearchError, cleaning, html};
+use super::{MAX_QUERY, Passage, SearchError, cleaning};
 use crate::client::{Call, CallError, Cancellation, HttpClient};
 use crate::config::SearchConfig;
 use crate::error::FailureCause;
@@ -213,7 +213,7 @@ fn read_result(raw: &RawValue) -> Option<SearxngResult<'_>> {
 
 /// Returns `None` if the result has no text.
 fn passage(result: &SearxngResult) -> Option<Passage> {
-    let plain = |text: &str| html::plain(cleaning::cut(text, MAX_RESULT));
+    let plain = |text: &str| cleaning::plain_text(cleaning::cut(text, MAX_RESULT));
     let member = |raw: Option<&RawValue>| {
         let text: Option<String> = raw.and_then(|raw| serde_json::from_str(raw.get()).ok());
         plain(&text.unwrap_or_default())

@@ -11,7 +11,7 @@ import sqlite3
 import struct
 import sys
 
-# As src/ledger/row.rs has them.
+# As src/ledger/mod.rs has them.
 COLUMNS = ("request_id", "key_id", "key_name", "created", "status", "error_code", "prompt_tokens", "completion_tokens",
            "total_tokens", "duration_ms", "queue_ms", "runtime_ms", "grounded", "search_reason", "search_results",
            "search_ms", "seq", "gateway", "cause", "day")
@@ -43,7 +43,7 @@ def figures_of(row):
 
 
 def hash_of(row, predecessor):
-    """As src/ledger/row.rs computes it."""
+    """As src/ledger/mod.rs computes it."""
     return hashlib.sha256(predecessor + b"".join(map(with_length, row))).digest()
 
 

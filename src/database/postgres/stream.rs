@@ -15,8 +15,8 @@ use rustls::crypto::ring;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, Stream};
 
-use super::uri::Host;
 use crate::certificates;
+use crate::database::location::Host;
 
 /// The next step if a CA is not trusted.
 const SET_ROOT: &str = ": set sslrootcert to the file of its CA";

@@ -4,9 +4,6 @@
 pub mod backup;
 mod connection;
 mod database_files;
-pub mod lock;
-pub mod read_only_file;
-pub mod replacement;
 pub mod writer;
 
 use std::path::{Path, PathBuf};
@@ -15,17 +12,16 @@ use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, ErrorCode, OpenFlags, ffi, params_from_iter};
 
-pub use self::connection::OpenFile;
+pub use self::connection::{FLAGS, OpenFile, ReadOnlyFile};
 use self::connection::{check_every_page, connect, is_missing, set_up};
+pub use self::database_files::FileLock;
 use self::database_files::{FileIdentity, Files};
-use self::lock::FileLock;
-use self::read_only_file::ReadOnlyFile;
 pub use self::writer::WalFigures;
 use self::writer::{SqliteWriter, WalCounters};
-use super::pool::Pool;
-use super::session::{EachRow, Session};
-use super::{Access, Problem, ProblemKind, Result, Row, Schema, Statement, Value};
-use crate::mutex::lock;
+use super::{
+    Access, EachRow, Problem, ProblemKind, Result, Row, Schema, Session, Statement, Value,
+};
+use crate::sync::{Pool, lock};
 
 /// The number of connections that read. All are opened at the start: later the system may refuse
 /// it. The console's two threads may have two of them for long, and looking up a key takes a tenth
@@ -116,7 +112,7 @@ impl Sqlite {
     }
 
     /// Reads every page of the database.
-    pub fn check(&self) -> Result<()> {
+    pub fn check_every_page(&self) -> Result<()> {
         check_every_page(&open_reader(&self.path, self.read_only.as_ref())?)
     }
 
@@ -142,7 +138,7 @@ impl Sqlite {
         let value = work(&session(connection))?;
         // What was read may be wrong if another process has changed a file that is read without locks.
         let read_only = self.read_only.as_ref();
-        read_only.map_or(Ok(()), ReadOnlyFile::check)?;
+        read_only.map_or(Ok(()), ReadOnlyFile::check_unchanged)?;
         Ok(value)
     }
 
@@ -256,7 +252,6 @@ mod tests {
     use std::fs;
     use std::sync::Barrier;
     use std::sync::atomic::{AtomicUsize, Ordering};
-
     use std::thread;
 
     use rusqlite::ffi;

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior};
 
-use super::database_files::Files;
+use super::database_files::{FRAME, Files};
 use super::session;
 use crate::database::{Problem, ProblemKind, Result, Session};
 use crate::when;
@@ -25,9 +25,6 @@ const RETRY_PAGES: u64 = 100;
 
 /// The bytes that the WAL's file keeps once it begins again: twice the pages of a checkpoint.
 const FILE_LIMIT: i64 = 8 * 1024 * 1024;
-
-/// The bytes of a page in the WAL: 4,096 and the header of its frame.
-pub const FRAME: u64 = 4096 + 24;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WalFigures {
@@ -122,7 +119,7 @@ impl SqliteWriter {
             return Err(failed.clone());
         }
         let connection = &self.connection;
-        let checked = self.files.check(|| Ok(wal_pages(connection)?));
+        let checked = self.files.check_unchanged(|| Ok(wal_pages(connection)?));
         self.remember(checked)
     }
 

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 
+use crate::database::location::{DatabaseUri, SslMode};
 use crate::database::postgres::connection::{PgConnection, STATEMENT_TIMEOUT};
 use crate::database::postgres::stream;
-use crate::database::postgres::uri::{DatabaseUri, SslMode};
 use crate::database::{ProblemKind, Result, Row, Statement, Value, values};
 use crate::store::test_server::PostgresServer;
 

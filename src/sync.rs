@@ -1,12 +1,17 @@
-//! A fixed number of things, such as connections, each of which one thread has at a time.
+//! What threads share: mutexes without poisoning, and pools.
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use crate::mutex::lock;
+/// Locks a mutex, even after a panic of the thread that held it: no lock of this program guards
+/// data that a panic leaves half changed.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
+/// A fixed number of things, such as connections, each of which one thread has at a time.
 pub struct Pool<T> {
     state: Mutex<PoolState<T>>,
     /// Signalled when one was given back.
