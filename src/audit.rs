@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::database::{Database, Result, Row, Session, Statement, values};
+use crate::database::{Database, Row, Session, Statement, values};
+use crate::error::Result;
 use crate::id::audit_id;
 use crate::text::words;
 use crate::when;

@@ -17,7 +17,7 @@ use signal_hook::low_level::pipe;
 use crate::audit::Actor;
 use crate::checks;
 use crate::config::{Config, SecretsNeeded};
-use crate::database::Result;
+use crate::error::Result;
 use crate::health::{HealthLog, ServiceParts};
 use crate::sync::lock;
 use crate::when;

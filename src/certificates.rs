@@ -1,5 +1,5 @@
-//! Root certificates, and the few fields of a DER certificate that rustls does not expose. A crate
-//! for all of X.509 would be larger than the rest of TLS here.
+//! Certificates: PEM files, the roots that are trusted, and the few fields of DER that rustls does not
+//! expose. A crate for all of X.509 would be larger than the rest of TLS here.
 
 use std::io;
 use std::path::Path;
@@ -7,6 +7,7 @@ use std::path::Path;
 use jiff::civil::DateTime;
 use jiff::tz::Offset;
 use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use rustls::{CertificateError, Error, RootCertStore};
 
 use crate::files;
@@ -32,9 +33,21 @@ pub fn load_system_roots() -> RootCertStore {
     roots
 }
 
+/// Reads the certificates of a PEM file: at least one.
+pub fn read(path: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
+    let text = files::read(path)?;
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    match certificates {
+        Ok(certificates) if certificates.is_empty() => {
+            Err(io::Error::other("there is no certificate in it"))
+        }
+        result => result.map_err(|_| io::Error::other("it is not valid PEM")),
+    }
+}
+
 /// Reads root certificates from a PEM file. The error says what is wrong with the file.
 pub fn read_roots(path: &Path) -> io::Result<RootCertStore> {
-    make_store(&files::read_certificates(path)?)
+    make_store(&read(path)?)
 }
 
 /// Makes a store of certificates; fails if one of them is not valid.

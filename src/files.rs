@@ -7,8 +7,6 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
 
 /// Creates a file that only the service's own user and group may read. Returns false if it exists
 /// already, and an error if it exists and can't be written.
@@ -50,18 +48,6 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
 
 pub fn read_text(path: &Path) -> io::Result<String> {
     String::from_utf8(read(path)?).map_err(|_| io::Error::other("it is not UTF-8"))
-}
-
-/// Reads the certificates of a PEM file: at least one.
-pub fn read_certificates(path: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
-    let text = read(path)?;
-    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
-    match certificates {
-        Ok(certificates) if certificates.is_empty() => {
-            Err(io::Error::other("there is no certificate in it"))
-        }
-        result => result.map_err(|_| io::Error::other("it is not valid PEM")),
-    }
 }
 
 pub fn folder(path: &Path) -> &Path {

@@ -12,7 +12,8 @@ use log::Level;
 use serde::Serialize;
 
 use crate::config::Config;
-use crate::database::{Problem, WalFigures};
+use crate::database::WalFigures;
+use crate::error::Problem;
 use crate::grounding::Grounding;
 use crate::listener::{Acceptor, ListenerState, Snapshot};
 use crate::runtime::{RuntimeStatus, Runtimes};
@@ -365,7 +366,7 @@ impl Said {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use crate::database::ProblemKind;
+    use crate::error::ProblemKind;
     use crate::listener::Gauge;
 
     impl Health {

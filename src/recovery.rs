@@ -12,10 +12,8 @@ use crate::audit::{Actor, AuditRow, NewAuditRow, SELECT_AUDIT};
 use crate::database::postgres::Postgres;
 use crate::database::sqlite::FileLock;
 use crate::database::sqlite::backup::{Backup, PresentDatabase, Replacement};
-use crate::database::{
-    CHANGE_TIMEOUT, Database, DatabaseUri, Problem, ProblemKind, Result, Row, Session, Value,
-    values,
-};
+use crate::database::{CHANGE_TIMEOUT, Database, DatabaseUri, Row, Session, Value, values};
+use crate::error::{Problem, ProblemKind, Result};
 use crate::ledger::{self, SCHEMA, Verification};
 use crate::progress::Progress;
 use crate::text::count;

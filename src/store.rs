@@ -5,9 +5,8 @@ use std::sync::Arc;
 use crate::audit::Audit;
 use crate::database::sqlite::FileLock;
 use crate::database::sqlite::Sqlite;
-use crate::database::{
-    Access, Database, DatabaseLocation, Problem, ProblemKind, Result, WalFigures,
-};
+use crate::database::{Access, Database, DatabaseLocation, WalFigures};
+use crate::error::{Problem, ProblemKind, Result};
 use crate::keys::Keys;
 use crate::ledger::{Ledger, SCHEMA, check_newest};
 use crate::secret::SecretDigest;

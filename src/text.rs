@@ -1,8 +1,6 @@
-//! Formats numbers, CSV cells and queries, and suggests corrections.
+//! Formats numbers and queries, escapes texts, and suggests corrections.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use serde::Serialize;
-use serde_json::Value;
 use strsim::osa_distance;
 
 use crate::secret::contains_secret;
@@ -147,56 +145,8 @@ pub fn has_password(text: &str) -> bool {
         .any(|rest| rest.trim_start().starts_with('='))
 }
 
-/// Returns the members of a row that the columns name, as cells; null is an empty one.
-pub fn cells<'a>(row: &impl Serialize, columns: impl IntoIterator<Item = &'a str>) -> Vec<String> {
-    let row = serde_json::to_value(row).expect("a row should have its JSON");
-    let cell = |name: &str| match &row[name] {
-        Value::Null => String::new(),
-        Value::String(text) => text.clone(),
-        // JSON would write 7.0.
-        Value::Number(number) if number.is_f64() => number.as_f64().unwrap_or_default().to_string(),
-        other => other.to_string(),
-    };
-    columns.into_iter().map(cell).collect()
-}
-
-/// Formats a CSV line (RFC 4180), with every cell in quotes.
-pub fn csv_line(cells: &[impl AsRef<str>]) -> String {
-    let quoted: Vec<String> = cells
-        .iter()
-        .map(|cell| {
-            format!(
-                "\"{}\"",
-                without_formulas(cell.as_ref()).replace('"', "\"\"")
-            )
-        })
-        .collect();
-    quoted.join(",") + "\r\n"
-}
-
-/// Puts an apostrophe before a sign that makes a spreadsheet read a formula, at the beginning of
-/// the cell and after a semicolon, which ends a cell in many countries.
-fn without_formulas(cell: &str) -> String {
-    let mut text = String::with_capacity(cell.len());
-    let mut may_begin = true;
-    for character in cell.chars() {
-        let is_sign = matches!(
-            character,
-            '=' | '+' | '-' | '@' | '＝' | '＋' | '－' | '＠' | '\t' | '\r' | '\n'
-        );
-        if may_begin && is_sign {
-            text.push('\'');
-        }
-        may_begin = character == ';' || (may_begin && !is_sign && character.is_whitespace());
-        text.push(character);
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
@@ -260,30 +210,6 @@ mod tests {
             "(?i)price|opening (hours",
         ] {
             assert!(!may_hold_a_secret(plain), "{plain}");
-        }
-    }
-
-    #[test]
-    fn comma_separated_values() {
-        let row = json!({"f": "=1+1", "b": "a,b", "c": "say \"x\"", "a": null, "g": 7.0, "h": 1.5, "i": 7, "j": true});
-        let line = csv_line(&cells(&row, ["a", "b", "c", "f", "g", "h", "i", "j"]));
-        assert_eq!(
-            line,
-            "\"\",\"a,b\",\"say \"\"x\"\"\",\"'=1+1\",\"7\",\"1.5\",\"7\",\"true\"\r\n"
-        );
-    }
-
-    #[test]
-    fn no_cell_is_a_formula() {
-        for sign in ["=", "+", "-", "@", "＝", "＋", "－", "＠", "\t", "\r"] {
-            assert_eq!(csv_line(&[format!("{sign}1")]), format!("\"'{sign}1\"\r\n"));
-            assert_eq!(
-                csv_line(&[format!("a; {sign}1;{sign}")]),
-                format!("\"a; '{sign}1;'{sign}\"\r\n")
-            );
-        }
-        for harmless in ["a=b", "2026-11-15T00:00:00Z", "a-b; c-d", "", "1 - 2"] {
-            assert_eq!(csv_line(&[harmless]), format!("\"{harmless}\"\r\n"));
         }
     }
 

@@ -12,7 +12,8 @@ use std::io::Read;
 use std::path::Path;
 
 use crate::audit::{Actor, NewAuditRow};
-use crate::database::{Database, Problem, ProblemKind, Result, Row, Session, values};
+use crate::database::{Database, Row, Session, values};
+use crate::error::{Problem, ProblemKind, Result};
 use crate::when::Zone;
 
 /// The rules of all zones, on every system that has them: neither a setting nor a variable, so that

@@ -403,11 +403,6 @@ pub fn now() -> i64 {
     Timestamp::now().as_second()
 }
 
-/// Formats a time to the second, UTC, in ISO 8601: for logs and names of files.
-pub fn utc_iso(time: i64) -> Option<String> {
-    Zone::utc().iso(time)
-}
-
 /// Converts a duration to milliseconds, to the microsecond: more is noise.
 pub fn milliseconds(duration: Duration) -> f64 {
     duration.as_micros() as f64 / 1000.0

@@ -9,8 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use log::Level;
 
 use super::validation::StreamOptions;
-use crate::database::Problem;
-use crate::error::{ApiError, Failure};
+use crate::error::{ApiError, Failure, Problem};
 use crate::id::RequestId;
 use crate::keys::Budget;
 use crate::ledger::LedgerRow;

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 pub use self::runtime::own_address;
 use crate::client::Cancellation;
 use crate::config::{Config, GroundingMode, SearchBackend, SearchConfig, TlsFiles};
-use crate::database::{Access, Problem, ProblemKind, Result, Session};
+use crate::database::{Access, Session};
+use crate::error::{Problem, ProblemKind, Result};
 use crate::health::{self, Finding, Verdict};
 use crate::keys::{BudgetPeriod, Key, KeyState};
 use crate::ledger::{

@@ -4,7 +4,7 @@ use super::shared::{advice_if_denied, become_owner, note, print, print_json};
 use crate::checks;
 use crate::client::Cancellation;
 use crate::config::Config;
-use crate::database::{Problem, ProblemKind, Result};
+use crate::error::{Problem, ProblemKind, Result};
 use crate::health::{Finding, Status};
 use crate::search::{Passage, Search};
 use crate::text::count;

@@ -11,7 +11,8 @@ use super::shared::{
 use crate::audit::Actor;
 use crate::config::Config;
 use crate::console::password;
-use crate::database::{Access, Problem, Result};
+use crate::database::Access;
+use crate::error::{Problem, Result};
 use crate::keys::{
     self, Budget, CONCURRENT_TAKES, Key, KeyChanged, KeyName, KeyState, KeyTerms, LONGEST_OVERLAP,
     Overlap, Permission, parse_concurrent,

@@ -19,7 +19,7 @@ use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::config::{Config, SecretsNeeded};
-use crate::database::{ProblemKind, Result};
+use crate::error::{ProblemKind, Result};
 use crate::logging;
 use crate::text::may_hold_a_secret;
 

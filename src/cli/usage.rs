@@ -7,16 +7,17 @@ use serde_json::{Value, json};
 use super::keys;
 use super::shared::{expecting, note, open_store, print, print_json, time_or};
 use crate::config::Config;
-use crate::database::{Problem, ProblemKind, Result};
+use crate::error::{Problem, ProblemKind, Result};
 use crate::ledger::{
     ChainHead, Filter, Grouping, HeadStatus, Matching, RowFilter, Sums, Verification,
 };
 use crate::progress::Progress;
 use crate::report::facts_to_text;
+use crate::report::format::cells;
 use crate::report::query::Query;
 use crate::report::rows::{self, FIGURES, request_csv, requests_csv_heading};
 use crate::store::Store;
-use crate::text::{cells, count, grouped};
+use crate::text::{count, grouped};
 use crate::when::{self, Range, When, Zone};
 
 /// Show the requests and tokens of the ledger

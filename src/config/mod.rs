@@ -21,7 +21,8 @@ use secrets::Secrets;
 pub use secrets::SecretsNeeded;
 use settings::{Environment, Settings};
 
-use crate::database::{DatabaseLocation, Result};
+use crate::database::DatabaseLocation;
+use crate::error::Result;
 use crate::listener::{Address, Proxies, TrustedProxy};
 use crate::secret::Secret;
 use crate::text::words;
@@ -391,7 +392,7 @@ mod tests {
     use rustix::thread::set_thread_res_uid;
 
     use super::*;
-    use crate::database::ProblemKind;
+    use crate::error::ProblemKind;
     use crate::secret::Secret;
 
     fn environment(variables: &[(&str, &str)]) -> Result<Config> {

@@ -16,7 +16,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue, Error as TomlError, ValueDeserializer};
 
 use super::reference::{self, Accepted, DefaultValue, PREFIX, SETTINGS, Setting, texts_of};
-use crate::database::{Problem, ProblemKind, Result};
+use crate::error::{Problem, ProblemKind, Result};
 use crate::secret::Secret;
 use crate::text::{may_hold_a_secret, nearest, shortened};
 

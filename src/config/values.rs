@@ -14,7 +14,6 @@ use ureq::http::uri::Authority;
 use super::SearchBackend;
 use super::settings::{RawSetting, WrongSetting};
 use crate::certificates;
-use crate::files;
 use crate::http::split_authority;
 use crate::listener::Address;
 
@@ -109,7 +108,7 @@ pub fn patterns(raw: &RawSetting) -> Result<Vec<Regex>, WrongSetting> {
 
 /// Reads the certificates of a PEM file.
 pub fn certificates(raw: &RawSetting) -> Result<Vec<CertificateDer<'static>>, WrongSetting> {
-    let certificates = files::read_certificates(Path::new(raw.text())).and_then(|certificates| {
+    let certificates = certificates::read(Path::new(raw.text())).and_then(|certificates| {
         certificates::make_store(&certificates)?;
         Ok(certificates)
     });

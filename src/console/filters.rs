@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 use maud::{Markup, html};
 
 use super::page::{Operator, PageError, PageResult, with_headers};
-use crate::database::Problem;
-use crate::error::FailureCause;
+use crate::error::{FailureCause, Problem};
 use crate::http::Response;
 use crate::keys::Key;
 use crate::ledger::{CODES, Gateway};

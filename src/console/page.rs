@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::Console;
 use crate::audit::Actor;
-use crate::database::{Problem, ProblemKind};
+use crate::error::{Problem, ProblemKind};
 use crate::health::{Health, Verdict};
 use crate::http::{Request, RequestHead, Response};
 use crate::logging;

@@ -8,7 +8,8 @@ use argon2::{Algorithm, Argon2, Block, Params, Version};
 use rand::TryRng;
 
 use crate::audit::{Actor, NewAuditRow};
-use crate::database::{self, values};
+use crate::database::values;
+use crate::error;
 use crate::http::{ClientInfo, ClientNetwork};
 use crate::rate_limiter::RateLimiter;
 use crate::secret::SecretDigest;
@@ -39,7 +40,7 @@ pub struct PasswordHash {
 }
 
 /// Reads the stored password; `None` if none was set.
-pub fn stored(store: &Store) -> database::Result<Option<PasswordHash>> {
+pub fn stored(store: &Store) -> error::Result<Option<PasswordHash>> {
     let select = "SELECT salt, hash, memory_kib, passes FROM console_password";
     store.database.look_up(select, &[], |mut row| {
         Ok(PasswordHash {
@@ -52,7 +53,7 @@ pub fn stored(store: &Store) -> database::Result<Option<PasswordHash>> {
 }
 
 /// Sets the password, and ends all sessions. Browsers stay known, which gives no access.
-pub fn set(store: &Store, password: PasswordHash, by: &Actor) -> database::Result<()> {
+pub fn set(store: &Store, password: PasswordHash, by: &Actor) -> error::Result<()> {
     let row = values![
         password.salt,
         password.hash,

@@ -6,7 +6,7 @@ use maud::{Markup, html};
 
 use super::filters::{self, Asked, MAX_LINES};
 use super::page::{Operator, PageError, PageResult, redirect};
-use crate::database::Problem;
+use crate::error::Problem;
 use crate::http::Response;
 use crate::id::{RequestId, has_shape};
 use crate::ledger::{LedgerRow, Listing, RowFilter};

@@ -8,7 +8,7 @@ use maud::{Markup, html};
 use super::Console;
 use super::page::{Operator, PageResult, class};
 use crate::config::GroundingMode;
-use crate::database::Problem;
+use crate::error::Problem;
 use crate::health::{Finding, Health, Status, Verdict};
 use crate::ledger::Gateway;
 use crate::listener::{Gauge, LoadEvent};

@@ -7,15 +7,15 @@ use maud::{Markup, html};
 use super::chart::{self, Axis, Chart, Series};
 use super::filters::{self, Asked, MAX_LINES};
 use super::page::{Operator, PageResult};
-use crate::database::{Problem, ProblemKind};
+use crate::error::{Problem, ProblemKind};
 use crate::keys::Key;
 use crate::ledger::{Grouping, Groups, Span, SpanSums, Sums, UsageRow};
 use crate::report::choices;
-use crate::report::format::{self, figure, rate};
+use crate::report::format::{self, cells, figure, rate};
 use crate::report::query::{GROUPS, Query};
 use crate::report::rows::{self, FIGURES, csv, tokens};
 use crate::store::Store;
-use crate::text::{cells, count, grouped};
+use crate::text::{count, grouped};
 use crate::when::Range;
 
 /// The columns of the table by key or day, after what names it.

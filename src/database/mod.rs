@@ -26,7 +26,7 @@ pub use sqlite::WalFigures;
 use sqlite::writer::SqliteWriter;
 use sqlite::{Sqlite, SqliteSession};
 
-pub use crate::error::{Problem, ProblemKind, Result};
+use crate::error::{Problem, ProblemKind, Result};
 use crate::sync::lock;
 
 /// The time for looking up a row, with all attempts.

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Problem, ProblemKind, Result, Session};
+use super::Session;
+use crate::error::{Problem, ProblemKind, Result};
 
 /// The time for creating the tables, with everything that a move fills in.
 pub const CREATE_TIMEOUT: Duration = Duration::from_secs(3600);

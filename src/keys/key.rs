@@ -4,7 +4,8 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::database::{Problem, Result, Row, Value, values};
+use crate::database::{Row, Value, values};
+use crate::error::{Problem, Result};
 use crate::id::has_shape;
 use crate::secret::contains_secret;
 use crate::text::{count, grouped, is_unprintable, words};

@@ -10,7 +10,8 @@ pub use self::key::{
     Permission, parse_concurrent, time_left,
 };
 use crate::audit::{Actor, NewAuditRow};
-use crate::database::{Database, Result, Row, Session, Value, values};
+use crate::database::{Database, Row, Session, Value, values};
+use crate::error::Result;
 use crate::secret::{SecretDigest, secret_hex};
 use crate::when::{self, DAY, Zone};
 

@@ -11,9 +11,9 @@ use super::days::Batch;
 use super::queue::{ROW_TIMEOUT, WaitingRow, WriteQueue};
 use super::{COLUMNS, ChainLink, LedgerRow, SCHEMA};
 use crate::database::{
-    CHANGE_TIMEOUT, Database, Problem, ProblemKind, Result, Session, Statement, Work,
-    WriteConnection, values,
+    CHANGE_TIMEOUT, Database, Session, Statement, Work, WriteConnection, values,
 };
+use crate::error::{Problem, ProblemKind, Result};
 use crate::id::RequestId;
 use crate::secret::SecretDigest;
 use crate::sync::lock;

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::{LedgerRow, Tokens};
-use crate::database::{Result, Row, Session, Statement, Value, to_value, values};
+use crate::database::{Row, Session, Statement, Value, to_value, values};
+use crate::error::Result;
 use crate::id::RequestId;
 use crate::when::Range;
 

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use super::append::{Ledger, fenced};
-use crate::database::{Problem, ProblemKind, Result, Row, Session, values};
+use crate::database::{Row, Session, values};
+use crate::error::{Problem, ProblemKind, Result};
 
 /// The seconds that a gateway's clock may be off the database's: ids and expiry use it.
 pub const CLOCK_SLACK: f64 = 2.0;

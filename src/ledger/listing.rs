@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use super::append::Ledger;
 use super::days::Filter;
 use super::{COLUMNS, LedgerRow};
-use crate::database::{REPORT_TIMEOUT, Result, Session, Value, to_value};
+use crate::database::{REPORT_TIMEOUT, Session, Value, to_value};
+use crate::error::Result;
 use crate::id::RequestId;
 use crate::when::Range;
 

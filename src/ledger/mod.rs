@@ -24,7 +24,8 @@ pub use retention::{RetentionState, retention_held};
 pub use verify::{ChainHead, HeadStatus, UnprovenDays, Verification, check_newest, verify};
 pub use writer::Writer;
 
-use crate::database::{Result, Row, Schema, Value, values};
+use crate::database::{Row, Schema, Value, values};
+use crate::error::Result;
 
 /// The tables of the ledger, the keys, the audit and the console's sessions.
 pub const SCHEMA: Schema = Schema {

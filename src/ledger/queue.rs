@@ -7,7 +7,8 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::LedgerRow;
-use crate::database::{CHANGE_TIMEOUT, Job, Problem, ProblemKind, Result};
+use crate::database::{CHANGE_TIMEOUT, Job};
+use crate::error::{Problem, ProblemKind, Result};
 use crate::secret::SecretDigest;
 use crate::sync::lock;
 

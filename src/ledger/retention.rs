@@ -2,7 +2,8 @@
 
 use super::ChainLink;
 use super::append::Ledger;
-use crate::database::{Result, Session, values};
+use crate::database::{Session, values};
+use crate::error::Result;
 use crate::id::RequestId;
 use crate::when::{When, Zone};
 

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use super::append::{ANY_KEY, KnownHeads, Ledger};
 use super::queue::{WaitingRow, WriterTask, panicked};
 use super::retention::{RetentionState, retention_held};
-use crate::database::{CHANGE_TIMEOUT, Problem, ProblemKind, Result, Session, WriteConnection};
+use crate::database::{CHANGE_TIMEOUT, Session, WriteConnection};
+use crate::error::{Problem, ProblemKind, Result};
 use crate::sync::lock;
 use crate::text::count;
 

@@ -47,8 +47,8 @@ pub enum TlsError {
 
 impl Certificate {
     pub fn read(path: &Path, key: &Path) -> Result<Self, TlsError> {
-        let chain = files::read_certificates(path)
-            .map_err(|error| TlsError::Certificate(error.to_string()))?;
+        let chain =
+            certificates::read(path).map_err(|error| TlsError::Certificate(error.to_string()))?;
         let text = files::read(key).map_err(|error| TlsError::Key(error.to_string()))?;
         // The messages repeat nothing of the file.
         let key = PrivateKeyDer::from_pem_slice(&text).map_err(|error| match error {

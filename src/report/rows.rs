@@ -3,13 +3,13 @@
 
 use maud::html;
 
-use super::format;
+use super::format::{self, cells, csv_line};
 use super::query::Query;
 use super::{Cell, Facts, Table};
 use crate::audit::AuditRow;
 use crate::keys::{Budget, Key, KeyState, Permission, time_left};
 use crate::ledger::{Grouping, LedgerRow, Sums, UsageRow};
-use crate::text::{cells, count, csv_line, grouped};
+use crate::text::{count, grouped};
 use crate::when::Zone;
 
 /// A key, and its sums of the last days.

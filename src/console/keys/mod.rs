@@ -11,7 +11,7 @@ use self::form::WrongField;
 use super::filters::{self, folded};
 use super::page::{Operator, PageError, PageResult, copy_box, dialog, redirect};
 use crate::checks::is_local;
-use crate::database::Problem;
+use crate::error::Problem;
 use crate::http::Response;
 use crate::keys::{Budget, Key, KeyChanged, KeyState, Permission};
 use crate::ledger::{Filter, Span, Sums};

@@ -21,7 +21,8 @@ use rustls::ClientConfig;
 
 use super::stream::PgStream;
 use crate::database::location::{DatabaseUri, Host, SslMode};
-use crate::database::{Problem, ProblemKind, Result, Row, Statement, Value};
+use crate::database::{Row, Statement, Value};
+use crate::error::{Problem, ProblemKind, Result};
 use crate::secret::Secret;
 
 /// The time of a statement, unless its transaction sets another one.

@@ -22,10 +22,11 @@ use super::connection::{
 use super::database_files::{FileState, keep_open};
 use super::session;
 use crate::database::schema::{self, refuse_other_program};
-use crate::database::{Access, Problem, ProblemKind, Result, Schema, Session};
+use crate::database::{Access, Schema, Session};
+use crate::error::{Problem, ProblemKind, Result};
 use crate::files::{self, with_suffix};
 use crate::progress::Progress;
-use crate::when;
+use crate::when::{self, Zone};
 
 impl OpenFile {
     /// Copies the database as it is at this moment, while others write, to a new file that only its
@@ -242,7 +243,8 @@ impl Replacement {
         self.sync_copy()?;
         let database = &self.database;
         // A colon would make it a host's name for some programs.
-        let time = when::utc_iso(when::now())
+        let time = Zone::utc()
+            .iso(when::now())
             .unwrap_or_default()
             .replace(['-', ':'], "");
         let kept = unused(database, &format!(".before-restore-{time}"));

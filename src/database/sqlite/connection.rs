@@ -19,7 +19,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 use rustix::fs::Access as FileAccess;
 
 use super::database_files::{FileIdentity, FileState};
-use crate::database::{Problem, ProblemKind, Result};
+use crate::error::{Problem, ProblemKind, Result};
 use crate::files::{self, with_suffix};
 
 /// The time that a new connection waits for other processes.

@@ -12,7 +12,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process;
 
-use crate::database::{Access, Problem, ProblemKind, Result};
+use crate::database::Access;
+use crate::error::{Problem, ProblemKind, Result};
 use crate::files::{self, with_suffix};
 
 pub struct Files {

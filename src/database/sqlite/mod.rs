@@ -18,9 +18,8 @@ pub use self::database_files::FileLock;
 use self::database_files::{FileIdentity, Files};
 pub use self::writer::WalFigures;
 use self::writer::{SqliteWriter, WalCounters};
-use super::{
-    Access, EachRow, Problem, ProblemKind, Result, Row, Schema, Session, Statement, Value,
-};
+use super::{Access, EachRow, Row, Schema, Session, Statement, Value};
+use crate::error::{Problem, ProblemKind, Result};
 use crate::sync::{Pool, lock};
 
 /// The number of connections that read. All are opened at the start: later the system may refuse

@@ -12,7 +12,8 @@ use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior};
 
 use super::database_files::{FRAME, Files};
 use super::session;
-use crate::database::{Problem, ProblemKind, Result, Session};
+use crate::database::Session;
+use crate::error::{Problem, ProblemKind, Result};
 use crate::when;
 
 /// The number of pages that make a checkpoint worth its fsync.

@@ -9,7 +9,8 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use crate::database::location::{DatabaseUri, SslMode};
 use crate::database::postgres::connection::{PgConnection, STATEMENT_TIMEOUT};
 use crate::database::postgres::stream;
-use crate::database::{ProblemKind, Result, Row, Statement, Value, values};
+use crate::database::{Row, Statement, Value, values};
+use crate::error::{ProblemKind, Result};
 use crate::store::test_server::PostgresServer;
 
 fn open(uri: &str) -> Result<PgConnection> {
