@@ -1,9 +1,9 @@
 //! The sample file, the manual page and the table of the documentation, made from the table of the
 //! settings.
 
-use adriaticum::config::reference::Accepted::{AnyText, Lines, List, Members, Number, OneOf, Text};
-use adriaticum::config::reference::DefaultValue::{Computed, Implied, Value};
-use adriaticum::config::reference::{SETTINGS, Setting};
+use adriaticum::config::table::Accepted::{AnyText, Lines, List, Members, Number, OneOf, Text};
+use adriaticum::config::table::DefaultValue::{Computed, Implied, Value};
+use adriaticum::config::table::{SETTINGS, Setting};
 
 /// The configuration that the package installs: every setting, commented out except for the database.
 pub fn sample_file() -> String {

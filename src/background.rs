@@ -19,7 +19,7 @@ use crate::checks;
 use crate::config::{Config, SecretsNeeded};
 use crate::error::Result;
 use crate::health::{HealthLog, ServiceParts};
-use crate::sync::lock;
+use crate::locks::lock;
 use crate::when;
 
 /// The pause between two looks at the service's health, and whether a probe is due.

@@ -26,7 +26,7 @@ use ureq::{Agent, Error, SendBody, Timeout};
 use crate::certificates::{self, load_system_certificates};
 use crate::error::FailureCause;
 use crate::http::MAX_HEAD;
-use crate::sync::lock;
+use crate::locks::lock;
 
 /// The time to connect, TLS handshake included: a host that is down may not refuse.
 const CONNECT_TIME: Duration = Duration::from_secs(3);

@@ -251,7 +251,7 @@ pub enum ProblemKind {
     /// Everything was moved to another database.
     Moved,
     /// What was written last may be lost, so nothing more is written until a restart.
-    Replaced,
+    Unsafe,
     /// Another process serves in the place of this one, which has to stop.
     Fenced,
     /// Retention has removed rows that a report needs.
@@ -323,10 +323,9 @@ impl Problem {
         )
     }
 
-    /// What was written may be lost, so nothing more is written.
-    pub fn replaced() -> Self {
+    pub fn files_changed() -> Self {
         Self::new(
-            ProblemKind::Replaced,
+            ProblemKind::Unsafe,
             "the database's file, its -wal or its -shm was removed, replaced or changed by another program under the \
              running service, so nothing more is written: put it back or restore a backup, then restart",
         )

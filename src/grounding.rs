@@ -15,9 +15,9 @@ use regex_lite::Regex;
 use crate::config::{GroundingMode, SearchConfig};
 use crate::error::{ApiError, Failure};
 use crate::ledger::LedgerRow;
+use crate::locks::lock;
 use crate::runtime::{Chat, ChatMessage, RequestCost, Role};
 use crate::search::{Passage, Search, cleaning};
-use crate::sync::lock;
 use crate::when::milliseconds;
 
 pub struct Grounding {

@@ -124,15 +124,18 @@ impl Health {
     pub fn findings(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
         if let Some(problem) = &self.ledger {
-            findings.push(ledger_fails(&self.database, problem));
+            findings.push(ledger_finding(&self.database, problem));
         }
         if self.runtimes.is_empty() {
             findings.push(no_runtime());
         }
         let runtimes = self.runtimes.iter();
-        findings.extend(runtimes.filter_map(|runtime| runtime_fails(runtime, self.requests_wait)));
-        findings.extend(self.search.as_deref().map(search_fails));
-        let certificate = self.certificate.map(|dates| judge(dates, when::now()));
+        findings
+            .extend(runtimes.filter_map(|runtime| runtime_finding(runtime, self.requests_wait)));
+        findings.extend(self.search.as_deref().map(search_finding));
+        let certificate = self
+            .certificate
+            .map(|dates| certificate_finding(dates, when::now()));
         findings.extend(certificate.filter(|finding| finding.status != Status::Ok));
         findings.extend(self.no_room());
         let index = self.index.as_deref();
@@ -223,7 +226,7 @@ impl Finding {
     }
 }
 
-pub fn ledger_fails(database: &str, problem: &Problem) -> Finding {
+pub fn ledger_finding(database: &str, problem: &Problem) -> Finding {
     let message = format!(
         "{database}: {problem}. Until a row can be written, requests get 503, and the runtime is not called"
     );
@@ -237,7 +240,7 @@ pub fn no_runtime() -> Finding {
 }
 
 /// While requests wait, none of the runtimes has run them.
-fn runtime_fails(runtime: &RuntimeStatus, requests_wait: bool) -> Option<Finding> {
+fn runtime_finding(runtime: &RuntimeStatus, requests_wait: bool) -> Option<Finding> {
     let status = match runtime.is_failing {
         true => Status::Fail,
         false if requests_wait => Status::Warn,
@@ -254,7 +257,7 @@ fn runtime_fails(runtime: &RuntimeStatus, requests_wait: bool) -> Option<Finding
     })
 }
 
-pub fn search_fails(error: &str) -> Finding {
+pub fn search_finding(error: &str) -> Finding {
     let message = format!(
         "{error}. Completions that need Search get 503 until it works. The setting is search.url"
     );
@@ -264,7 +267,7 @@ pub fn search_fails(error: &str) -> Finding {
 /// Judges the dates of a certificate. A start, a reload and a running service accept one that
 /// clients refuse all the same: without it no client could connect, and a client may be configured
 /// to ignore it.
-pub fn judge([begins, expires]: [i64; 2], now: i64) -> Finding {
+pub fn certificate_finding([begins, expires]: [i64; 2], now: i64) -> Finding {
     let (date, days) = (
         when::Zone::utc().format_local(expires),
         (expires - now).div_euclid(when::DAY),
@@ -504,7 +507,8 @@ pub mod tests {
             (100, 10, Status::Ok, "in 10 days"),
             (101, 110, Status::Fail, "not valid before 1970-04-12"),
         ] {
-            let finding = judge([begins * 86_400, (100 + days) * 86_400], 100 * 86_400);
+            let finding =
+                certificate_finding([begins * 86_400, (100 + days) * 86_400], 100 * 86_400);
             assert!(
                 finding.status == status && finding.message.contains(message),
                 "{}",
@@ -520,21 +524,21 @@ pub mod tests {
             is_failing: false,
             ..failing("http://a/v1")
         };
-        assert!(runtime_fails(&runtime, false).is_none());
+        assert!(runtime_finding(&runtime, false).is_none());
         let message = "http://a/v1: it is \u{1b}red. Requests wait for it (runtime.wait)";
         for status in [Status::Warn, Status::Fail] {
-            let finding = runtime_fails(&runtime, true).expect("it has failed");
+            let finding = runtime_finding(&runtime, true).expect("it has failed");
             assert_eq!((finding.status, &*finding.message), (status, message));
             runtime.is_failing = true;
         }
         runtime.last_error = None;
-        assert!(runtime_fails(&runtime, true).is_none());
+        assert!(runtime_finding(&runtime, true).is_none());
     }
 
     #[test]
     fn the_log_says_a_change_once() {
         let (mut log, start) = (HealthLog::default(), Instant::now());
-        let down = |url: &str| runtime_fails(&failing(url), false).expect("it fails");
+        let down = |url: &str| runtime_finding(&failing(url), false).expect("it fails");
         let (a, b) = (down("http://a/v1"), down("http://b/v1"));
         let mut lines = |seconds: u64, findings: &[&Finding]| -> Vec<String> {
             let findings: Vec<Finding> = findings.iter().map(|&it| it.clone()).collect();

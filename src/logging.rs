@@ -24,8 +24,8 @@ use simplelog::{
 
 use crate::error::FailureCause;
 use crate::http::ClientNetwork;
+use crate::locks::lock;
 use crate::rate_limiter::RateLimiter;
-use crate::sync::lock;
 
 /// The target of lines about single requests. When lines have to be dropped, these are the first.
 pub const REQUEST: &str = concat!(env!("CARGO_PKG_NAME"), "::request");

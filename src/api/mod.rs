@@ -102,7 +102,7 @@ impl Service for Api {
                         dispatcher.forget(pending);
                     }
                 })?;
-            dispatcher.authenticate(pending, &key.id, key.terms.concurrent);
+            dispatcher.note_accepted(pending, &key.id, key.terms.concurrent);
             record.secret = pending.admission.credential;
             record.row.key_id.clone_from(&key.id);
             record.row.key_name.clone_from(&key.name);

@@ -13,11 +13,11 @@ use crate::error::{ApiError, Failure, Problem};
 use crate::id::RequestId;
 use crate::keys::Budget;
 use crate::ledger::LedgerRow;
+use crate::locks::lock;
 use crate::logging;
 use crate::rate_limiter::RateLimiter;
 use crate::runtime::RequestCost;
 use crate::secret::SecretDigest;
-use crate::sync::lock;
 use crate::when::milliseconds;
 
 pub struct Record {

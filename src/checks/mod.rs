@@ -226,7 +226,7 @@ fn clock_is_off(ahead: f64) -> Option<String> {
 fn database(config: &Config, store: &Store, all_pages: bool) -> Finding {
     let name = config.database_name();
     if let Err(problem) = store.check(false) {
-        return health::ledger_fails(&name, &problem);
+        return health::ledger_finding(&name, &problem);
     }
     // A row can be written all the same.
     if all_pages && let Err(problem) = store.check(true) {
@@ -289,7 +289,7 @@ fn search(config: &Config) -> Finding {
                 format!("{place}: answers in {time} ms, {message}"),
             )
         }
-        Err(error) => health::search_fails(&error.to_string()),
+        Err(error) => health::search_finding(&error.to_string()),
     }
 }
 
@@ -297,7 +297,7 @@ fn certificate(files: &TlsFiles) -> Finding {
     match read_certificate(files) {
         Err(problem) => Finding::fail("tls", problem.text),
         Ok(certificate) => match certificate.validity() {
-            Some(dates) => health::judge(dates, when::now()),
+            Some(dates) => health::certificate_finding(dates, when::now()),
             None => Finding::ok("tls", "the certificate and its key match"),
         },
     }

@@ -1,8 +1,8 @@
 //! The configuration: every setting checked once, at start.
 
-pub mod reference;
 mod secrets;
-mod settings;
+mod sources;
+pub mod table;
 mod values;
 
 use std::collections::{BTreeMap, HashSet};
@@ -16,10 +16,10 @@ use regex_lite::Regex;
 use rustls::pki_types::CertificateDer;
 use serde_json::{Map, Value};
 
-use reference::SETTINGS;
 use secrets::Secrets;
 pub use secrets::SecretsNeeded;
-use settings::{Environment, Settings};
+use sources::{Environment, Settings};
+use table::SETTINGS;
 
 use crate::database::DatabaseLocation;
 use crate::error::Result;
@@ -685,7 +685,7 @@ mod tests {
         // The content of these files counts: there is none of a CA here, and the key is in the setting.
         let not_named = ["log_level", "runtime.ca", "runtime.api_key_file"];
         let changed = changed.expect("good settings");
-        let names = reference::SETTINGS
+        let names = table::SETTINGS
             .iter()
             .map(|setting| setting.name)
             .filter(|name| !not_named.contains(name));

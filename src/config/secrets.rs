@@ -7,8 +7,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::reference;
-use super::settings::{RawSetting, Settings, WrongSetting};
+use super::sources::{RawSetting, Settings, WrongSetting};
+use super::table;
 use crate::database::DatabaseLocation;
 use crate::files;
 use crate::secret::Secret;
@@ -127,7 +127,7 @@ impl Secrets {
                 false => Ok(None),
             })
         } else if let Some(path) = usual.filter(|_| is_needed && own.is_none()) {
-            let setting = reference::known(file.setting);
+            let setting = table::known(file.setting);
             let raw = RawSetting::by_default(setting, &path.to_string_lossy());
             settings.accept(read(&raw, path))
         } else {

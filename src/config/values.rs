@@ -12,7 +12,7 @@ use ureq::http::Uri;
 use ureq::http::uri::Authority;
 
 use super::SearchBackend;
-use super::settings::{RawSetting, WrongSetting};
+use super::sources::{RawSetting, WrongSetting};
 use crate::certificates;
 use crate::http::split_authority;
 use crate::listener::Address;

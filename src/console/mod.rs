@@ -160,7 +160,7 @@ impl Console {
         let is_signed_in = match request.browser {
             Some(browser) if session::is_signed_in(&self.store, &browser, request.now)? => {
                 // From now on, two of its requests may run at the same time.
-                dispatcher.authenticate(pending, &hex::encode(browser.0), None);
+                dispatcher.note_accepted(pending, &hex::encode(browser.0), None);
                 true
             }
             _ => {
@@ -291,7 +291,7 @@ fn metrics(console: &Console, pending: &PendingRequest, dispatcher: &Dispatcher)
     let (id, request) = (RequestId::now(), &pending.request);
     match authenticate_scrape(console, &request.head, id.created()) {
         Ok(key) => {
-            dispatcher.authenticate(pending, &key.id, None);
+            dispatcher.note_accepted(pending, &key.id, None);
             // Without a database there are no budgets, but the other metrics are wanted most.
             let mut keys = console.store.keys.with_budget().unwrap_or_default();
             keys.retain(|key| key.is_valid(id.created()));

@@ -15,11 +15,11 @@ use crate::audit::{Actor, NewAuditRow};
 use crate::database::values;
 use crate::error::{FailureCause, Result};
 use crate::http::{ClientInfo, RequestHead, Response};
+use crate::locks::lock;
 use crate::logging;
 use crate::report::query::link;
 use crate::secret::{SecretDigest, secret_hex};
 use crate::store::Store;
-use crate::sync::lock;
 use crate::text::count;
 use crate::when::{self, DAY, HOUR};
 

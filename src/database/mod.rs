@@ -27,7 +27,7 @@ use sqlite::writer::SqliteWriter;
 use sqlite::{Sqlite, SqliteSession};
 
 use crate::error::{Problem, ProblemKind, Result};
-use crate::sync::lock;
+use crate::locks::lock;
 
 /// The time for looking up a row, with all attempts.
 const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(5);

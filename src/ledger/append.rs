@@ -15,8 +15,8 @@ use crate::database::{
 };
 use crate::error::{Problem, ProblemKind, Result};
 use crate::id::RequestId;
+use crate::locks::lock;
 use crate::secret::SecretDigest;
-use crate::sync::lock;
 use crate::when::Zone;
 
 /// Any key, found as the look-up of a request finds it.
@@ -157,12 +157,12 @@ impl Ledger {
             }
             if is_file && !known.accept(head.hash) {
                 return Err(Problem::new(
-                    ProblemKind::Replaced,
+                    ProblemKind::Unsafe,
                     "another program has changed the ledger under the running service, so nothing more is written: restore a \
                      backup, then restart",
                 ));
             }
-            let results: Vec<Result<()>> = group.iter().map(|row| check_secret(row, &ends)).collect();
+            let results: Vec<Result<()>> = group.iter().map(|row| check_key_still_valid(row, &ends)).collect();
             let accepted = group.iter().zip(&results).filter(|(_, result)| result.is_ok());
             let (head, mut statements) = self.append_after(head, accepted.map(|(row, _)| &*row.row));
             if group.is_empty() {
@@ -342,8 +342,9 @@ impl Ledger {
     }
 }
 
-/// Fails if the key of a row was revoked, or its secret replaced, before the request arrived.
-fn check_secret(row: &WaitingRow, ends: &EndTimes) -> Result<()> {
+/// Another gateway may have changed the key since its look-up. Fails if it was revoked, or its secret
+/// replaced, before the request arrived. On SQLite no row comes with a secret.
+fn check_key_still_valid(row: &WaitingRow, ends: &EndTimes) -> Result<()> {
     let Some(secret) = &row.secret else {
         return Ok(());
     };
@@ -658,7 +659,7 @@ pub mod tests {
             }
             let next = append(store, known, "d");
             let kind = next.err().map(|problem| problem.kind);
-            assert_eq!(kind, is_other.then_some(ProblemKind::Replaced));
+            assert_eq!(kind, is_other.then_some(ProblemKind::Unsafe));
         }
     }
 

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use super::LedgerRow;
 use crate::database::{CHANGE_TIMEOUT, Job};
 use crate::error::{Problem, ProblemKind, Result};
+use crate::locks::lock;
 use crate::secret::SecretDigest;
-use crate::sync::lock;
 
 /// If a row or a step of the writer takes this long, the ledger is unavailable. It may go on.
 const LONG_WAIT: Duration = Duration::from_secs(5);

@@ -448,13 +448,13 @@ mod tests {
             for statement in statements.split(';') {
                 assert!(session.execute(statement, &[])? > 0, "{statement}");
             }
-            *crate::sync::lock(&found) = verify(session, &Progress::hidden())?.fault;
+            *crate::locks::lock(&found) = verify(session, &Progress::hidden())?.fault;
             Err::<(), _>(Problem::new(ProblemKind::Panicked, "on purpose"))
         });
         let undone = undone.expect_err("it is undone");
         assert_eq!(undone.kind, ProblemKind::Panicked, "{statements}: {undone}");
 
-        crate::sync::lock(&found).take()
+        crate::locks::lock(&found).take()
     }
 
     #[test]

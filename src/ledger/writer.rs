@@ -13,7 +13,7 @@ use super::queue::{WaitingRow, WriterTask, panicked};
 use super::retention::{RetentionState, retention_held};
 use crate::database::{CHANGE_TIMEOUT, Session, WriteConnection};
 use crate::error::{Problem, ProblemKind, Result};
-use crate::sync::lock;
+use crate::locks::lock;
 use crate::text::count;
 
 /// The pause between two heartbeats of a gateway; a commit counts as one. Also the longest wait of
@@ -214,7 +214,7 @@ impl WriterThread {
         let identify = || ledger.database.read(|session| ledger.identify(session));
         // Any other error may be one of this look only. A row that can't be written says so.
         if let Err(problem) = files.and_then(|()| identify())
-            && [ProblemKind::Fenced, ProblemKind::Replaced].contains(&problem.kind)
+            && [ProblemKind::Fenced, ProblemKind::Unsafe].contains(&problem.kind)
         {
             self.note(Err(problem));
         }
@@ -512,7 +512,7 @@ mod tests {
         for end in ["b", "c"] {
             let refused = ledger.append(row(end, "key_1", 2), None);
             let refused = refused.expect_err("it is another ledger");
-            assert_eq!(refused.kind, ProblemKind::Replaced, "{refused}");
+            assert_eq!(refused.kind, ProblemKind::Unsafe, "{refused}");
         }
     }
 

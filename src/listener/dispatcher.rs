@@ -16,8 +16,8 @@ use mio::Waker;
 use super::connection::Outgoing;
 use super::lanes::{Capacity, LaneLoad, LaneName, LaneWeight, Lanes};
 use super::{Limits, PendingRequest};
+use crate::locks::lock;
 use crate::secret::SecretDigest;
-use crate::sync::lock;
 
 /// The accepted digests that are kept are at most twice as many.
 const GENERATION: usize = 8 * 1024;
@@ -163,7 +163,7 @@ impl Dispatcher {
 
     /// Lets the requests of a key run up to its limit, and remembers the lane of its digest: a
     /// thread has found that the key, or the session, of a request is valid.
-    pub fn authenticate(&self, pending: &PendingRequest, lane: &str, limit: Option<u32>) {
+    pub fn note_accepted(&self, pending: &PendingRequest, lane: &str, limit: Option<u32>) {
         let own = pending.lane.clone().filter(|own| **own == *lane);
         let (mut state, lane) = (self.state(), own.unwrap_or_else(|| lane.into()));
         if let Some(digest) = pending.admission.credential {
@@ -172,7 +172,7 @@ impl Dispatcher {
         let area = pending.admission.area;
         state.areas[area as usize]
             .lanes
-            .authenticate(&Some(lane), limit);
+            .set_limit(&Some(lane), limit);
         self.wake(&mut state, area);
     }
 
@@ -366,7 +366,7 @@ mod tests {
 
     /// Lets the key of a request be known.
     fn accept(dispatcher: &Dispatcher, key: u32, limit: Option<u32>) {
-        dispatcher.authenticate(&request(0, of_key(key)), &format!("key_{key}"), limit);
+        dispatcher.note_accepted(&request(0, of_key(key)), &format!("key_{key}"), limit);
     }
 
     #[test]
@@ -375,7 +375,7 @@ mod tests {
         assert_eq!(push(&dispatcher, 1, 7), Area::LookUp);
         let pending = dispatcher.next(Area::LookUp).expect("a request");
         dispatcher.finish(&pending);
-        dispatcher.authenticate(&pending, "key_7", None);
+        dispatcher.note_accepted(&pending, "key_7", None);
         assert_eq!(push(&dispatcher, 1, 7), Area::Api);
         let pending = dispatcher.next(Area::Api).expect("a request");
         assert_eq!(pending.lane.as_deref(), Some("key_7"));

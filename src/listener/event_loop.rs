@@ -224,7 +224,8 @@ impl EventLoop {
         }
     }
 
-    /// Adds a new connection, or rejects it if no other can be evicted for it.
+    /// Adds a new connection, or rejects it if no other can be evicted for it. Its bytes come with its
+    /// first event (`note_ready`).
     fn add_connection(&mut self, mut stream: TcpStream, peer: Option<IpAddr>) {
         let origin = Origin::new(peer, &self.listener.trusted_proxies);
         let acceptor = self.listener.acceptor.clone().filter(|_| peer.is_some());
@@ -399,7 +400,8 @@ impl EventLoop {
         }
     }
 
-    /// Refuses a complete request that is shed.
+    /// Answers a complete request for which there is no room, in the queue or in the buffers: the only
+    /// place where one is shed.
     pub(super) fn refuse_shed(&mut self, pending: &PendingRequest, cause: FailureCause) {
         self.state.count(match (cause, pending.admission.area) {
             (FailureCause::BuffersFull, _) => LoadEvent::BuffersFull,

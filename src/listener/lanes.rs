@@ -155,8 +155,8 @@ impl Lanes {
         self.settle(&pending.lane);
     }
 
-    /// Sets the limit of a lane, and lets as many of its requests run.
-    pub fn authenticate(&mut self, name: &LaneName, limit: Option<u32>) {
+    /// Sets the limit of a lane whose key is valid, and lets as many of its requests run.
+    pub fn set_limit(&mut self, name: &LaneName, limit: Option<u32>) {
         let lane = self.lane(name);
         lane.limit = limit;
         lane.is_authenticated = lane.running > 0;
@@ -195,7 +195,7 @@ impl Lanes {
         })
     }
 
-    /// Sheds the newest request of a lane.
+    /// Removes the newest request of a lane and counts it as shed. The caller answers it.
     pub fn shed_newest(&mut self, name: &LaneName) -> Option<Box<PendingRequest>> {
         let lane = self.lane(name);
         lane.shed += 1;
@@ -411,7 +411,7 @@ pub(super) mod tests {
             let lane = self.running[place].lane.clone();
             if let Some(name) = &lane {
                 let limit = self.limits.get(&**name).copied().flatten();
-                self.lanes.authenticate(&lane, limit);
+                self.lanes.set_limit(&lane, limit);
             }
         }
 

@@ -103,14 +103,14 @@ pub trait Service: Send + Sync {
     fn admit(&self, client: &ClientInfo, head: &RequestHead) -> Result<Admission, Response>;
 
     /// Looks up the key of a request of the API that the dispatcher does not know. Returns its lane,
-    /// or the response if it is refused.
+    /// or the response if it is answered here: a refusal, or the list of models.
     fn look_up(&self, pending: &PendingRequest) -> Result<Lane, Response>;
 
     /// Responds to a complete request, on a worker. If the client goes away, the loop cancels what
     /// this waits for. Until it has authenticated the request, the others of its lane wait.
     fn respond(&self, pending: &PendingRequest, dispatcher: &Dispatcher) -> Response;
 
-    /// Refuses a request that gets no worker: broken HTTP, or one that is shed.
+    /// Refuses a request that gets no worker: broken HTTP, one that is late or shed, or an outage.
     fn refuse(&self, peer: Option<IpAddr>, failure: Failure) -> Response;
 
     /// Returns the failure that every request would get now, if it is known. The loop calls this, so

@@ -15,7 +15,7 @@ use rustls::{ServerConfig, ServerConnection};
 
 use crate::certificates;
 use crate::files;
-use crate::sync::lock;
+use crate::locks::lock;
 
 /// The memory of a session besides the bytes in transit: its keys, its state and its smallest
 /// buffers. `rustls` does not report it. Measured over 1,000 sessions: 7.7 KiB after the handshake,

@@ -13,7 +13,7 @@ use super::connection::Outgoing;
 use super::dispatcher::{Area, Completed, Outcome};
 use super::{ListenerState, PendingRequest};
 use crate::http::Response;
-use crate::sync::lock;
+use crate::locks::lock;
 
 /// How much the console's threads give way to others, as nice(2) counts it. Without it, constant use
 /// of the console costs the API a third of its rate (`make bench-console`).
@@ -80,7 +80,7 @@ fn respond(state: &ListenerState, area: Area) {
 }
 
 /// Looks up the keys of requests, one at a time. A request whose key is valid goes back to the loop,
-/// which knows its lane then.
+/// which knows its lane then, unless the look-up answers it.
 fn look_up(state: &ListenerState) {
     while let Some(pending) = state.dispatcher.next(Area::LookUp) {
         let found = contain_panic(|| pending.service.look_up(&pending));
@@ -90,11 +90,11 @@ fn look_up(state: &ListenerState) {
             Some(Ok(lane)) => {
                 state
                     .dispatcher
-                    .authenticate(&pending, &lane.name, lane.limit);
+                    .note_accepted(&pending, &lane.name, lane.limit);
                 Outcome::LookedUp(pending)
             }
-            refused => {
-                let response = refused.and_then(Result::err);
+            answered => {
+                let response = answered.and_then(Result::err);
                 Outcome::Response(encode(state, &pending, response))
             }
         };

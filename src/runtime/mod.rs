@@ -24,7 +24,7 @@ pub use self::wire::{Chat, ChatMessage, Generated, Role, read_answer, read_refus
 use crate::client::{Call, CallError, Cancellation, HttpClient};
 use crate::config::RuntimeConfig;
 use crate::ledger::Tokens;
-use crate::sync::lock;
+use crate::locks::lock;
 
 /// The bounds of the limit on the size of an answer, apart from a repeated prompt. Every worker may
 /// hold an answer, so the limit is a worker's share of `buffer_limit`. The least is enough for an
@@ -233,7 +233,10 @@ impl Runtimes {
         let next = Instant::now() + RETRY_PAUSE;
         let is_refusal = matches!(result, Err((_, error)) if error.is_refusal());
         let records = lock(&self.records);
-        let stopped = records.iter().filter_map(|record| record.stopped).max();
+        let stopped = records
+            .iter()
+            .filter_map(|record| record.last_stopped)
+            .max();
         let is_recent = stopped.is_some_and(|time| next < time + self.wait);
         is_refusal && is_recent && next + LEAST_TIME < deadline
     }

@@ -10,13 +10,13 @@ use crate::when;
 
 /// The calls and probes in a row that have to end without an answer before a runtime is failing:
 /// one alone is no verdict.
-const SEVERAL: u32 = 3;
+const FAILURES_TO_FAIL: u32 = 3;
 
 /// The pause between two probes of a runtime.
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The number of answers whose time is kept.
-const KEPT: usize = 20;
+const KEPT_TIMES: usize = 20;
 
 /// A call that its client cancelled sooner says nothing about the runtime.
 const MIN_PATIENCE: Duration = Duration::from_secs(5);
@@ -26,7 +26,8 @@ const MIN_PATIENCE: Duration = Duration::from_secs(5);
 pub struct RuntimeStatus {
     pub url: String,
     pub running: usize,
-    /// When it failed, in Unix seconds; `None` if it works.
+    /// When the first of its last calls and probes in a row failed, in Unix seconds; `None` if the last
+    /// was answered.
     pub failed_since: Option<i64>,
     /// Several calls or probes in a row ended without an answer, and no probe was answered since.
     pub is_failing: bool,
@@ -41,9 +42,10 @@ pub struct RuntimeStatus {
 #[derive(Default)]
 pub(super) struct RuntimeRecord {
     pub status: RuntimeStatus,
-    /// The calls and probes in a row that ended without an answer, and when the first of them did.
+    /// The calls and probes in a row that ended without an answer.
     unanswered: u32,
-    pub stopped: Option<Instant>,
+    /// When the first of the last such row ended. It stays when the runtime answers again.
+    pub last_stopped: Option<Instant>,
     answer_times: VecDeque<Duration>,
     /// `None` if it was never probed and has not failed.
     next_probe: Option<Instant>,
@@ -68,7 +70,7 @@ impl RuntimeRecord {
     pub fn rank(&self) -> (u8, usize) {
         let group = match self.unanswered {
             0 => 0,
-            1..SEVERAL => 1,
+            1..FAILURES_TO_FAIL => 1,
             _ if !self.status.is_failing && self.status.running == 0 => 0,
             _ => 2,
         };
@@ -85,7 +87,7 @@ impl RuntimeRecord {
     ) {
         match result {
             Ok(_) | Err(RuntimeError::NoText(_)) => {
-                self.answer_times.truncate(KEPT - 1);
+                self.answer_times.truncate(KEPT_TIMES - 1);
                 self.answer_times.push_front(took);
                 self.note_answer();
             }
@@ -119,7 +121,7 @@ impl RuntimeRecord {
     pub fn end_probe(&mut self, now: Instant, result: Option<&Result<Generated, RuntimeError>>) {
         self.is_probed = false;
         match result {
-            Some(Ok(_) | Err(RuntimeError::NoText(_))) if self.unanswered >= SEVERAL => {
+            Some(Ok(_) | Err(RuntimeError::NoText(_))) if self.unanswered >= FAILURES_TO_FAIL => {
                 self.status.is_failing = false;
                 self.status.failed_since = None;
                 self.status.has_answered = true;
@@ -139,12 +141,12 @@ impl RuntimeRecord {
 
     fn note_failure(&mut self, now: Instant, error: &RuntimeError) {
         if self.unanswered == 0 {
-            self.stopped = Some(now);
+            self.last_stopped = Some(now);
             self.next_probe = Some(now + PROBE_INTERVAL);
         }
         self.unanswered = self.unanswered.saturating_add(1);
         let status = &mut self.status;
-        status.is_failing = self.unanswered >= SEVERAL;
+        status.is_failing = self.unanswered >= FAILURES_TO_FAIL;
         status.failed_since.get_or_insert_with(when::now);
         status.failures += 1;
         status.last_error = Some((when::now(), error.diagnosis()));
@@ -308,7 +310,7 @@ mod tests {
         trial.call(81, cancelled());
         assert_eq!(trial.state(), DOUBTED);
         // Its recent answers are what counts.
-        (0..KEPT).for_each(|_| trial.call(1, answer()));
+        (0..KEPT_TIMES).for_each(|_| trial.call(1, answer()));
         trial.call(6, cancelled());
         assert_eq!(trial.state(), DOUBTED);
     }

@@ -21,8 +21,8 @@ use crate::config::SearchConfig;
 use crate::database::sqlite::FLAGS;
 use crate::error::FailureCause;
 use crate::files::{self, with_suffix};
-use crate::sync::Pool;
-use crate::sync::lock;
+use crate::locks::Pool;
+use crate::locks::lock;
 use crate::text::{count, escaped};
 
 /// The queries that run at once. Each uses a CPU all the time.

@@ -77,7 +77,7 @@ impl Service for Echo {
     }
 
     fn respond(&self, pending: &PendingRequest, dispatcher: &Dispatcher) -> Response {
-        dispatcher.authenticate(pending, pending.request.head.query(), None);
+        dispatcher.note_accepted(pending, pending.request.head.query(), None);
         self.response(&pending.request)
     }
 

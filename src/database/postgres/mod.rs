@@ -22,7 +22,7 @@ use super::location::{DatabaseUri, SslMode};
 use super::schema::{Access, CREATE_TIMEOUT, Schema};
 use super::{CONNECT_PAUSE, EachRow, Row, Session, Statement};
 use crate::error::{Problem, ProblemKind, Result};
-use crate::sync::{Pool, Pooled, lock};
+use crate::locks::{Pool, Pooled, lock};
 
 /// The most connections that read: look-ups of keys, the console, reports. One that writes is beside
 /// them.

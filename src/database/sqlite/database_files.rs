@@ -68,7 +68,7 @@ impl Files {
     pub fn open(path: &Path, opened: FileIdentity, access: Access) -> Result<Self> {
         let state = FileState::read(path)?;
         if state.identity != opened {
-            return Err(Problem::replaced());
+            return Err(Problem::files_changed());
         }
         let beside = |suffix| -> io::Result<_> {
             let path = with_suffix(path, suffix);
@@ -92,7 +92,7 @@ impl Files {
             FileState::read(path)
                 .ok()
                 .filter(|state| state.identity == known)
-                .ok_or_else(Problem::replaced)
+                .ok_or_else(Problem::files_changed)
         };
         let database = find(&self.database, self.state.identity)?;
         let [wal, shm] = &self.beside;
@@ -101,7 +101,7 @@ impl Files {
         // A TRUNCATE checkpoint of another process leaves nothing in use. The connection that
         // writes would not notice any other truncation, as long as it has its pages in its cache.
         if wal.bytes < self.wal_length && wal.bytes < wal_pages()?.0 * FRAME {
-            return Err(Problem::replaced());
+            return Err(Problem::files_changed());
         }
         self.wal_length = wal.bytes;
         if self.is_content_watched && database != self.state {
@@ -109,7 +109,7 @@ impl Files {
             // copy over the file does neither.
             let (pages, moved) = wal_pages()?;
             if moved == self.moved && pages >= self.pages {
-                return Err(Problem::replaced());
+                return Err(Problem::files_changed());
             }
             (self.state, self.moved, self.pages) = (database, moved, pages);
         }
@@ -290,7 +290,7 @@ mod tests {
             temporary.store.check_start(Some(&lock))
         });
         own.expect("it is the same");
-        assert_eq!(other.expect_err("another").kind, ProblemKind::Replaced);
+        assert_eq!(other.expect_err("another").kind, ProblemKind::Unsafe);
     }
 
     #[test]

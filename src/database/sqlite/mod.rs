@@ -20,7 +20,7 @@ pub use self::writer::WalFigures;
 use self::writer::{SqliteWriter, WalCounters};
 use super::{Access, EachRow, Row, Schema, Session, Statement, Value};
 use crate::error::{Problem, ProblemKind, Result};
-use crate::sync::{Pool, lock};
+use crate::locks::{Pool, lock};
 
 /// The number of connections that read. All are opened at the start: later the system may refuse
 /// it. The console's two threads may have two of them for long, and looking up a key takes a tenth
@@ -106,7 +106,7 @@ impl Sqlite {
         if lock.identity()? == self.opened {
             Ok(())
         } else {
-            Err(Problem::replaced())
+            Err(Problem::files_changed())
         }
     }
 
@@ -216,7 +216,7 @@ impl From<rusqlite::Error> for Problem {
         let extended = error.sqlite_error().map(|error| error.extended_code);
         if let Some(ffi::SQLITE_IOERR_FSYNC | ffi::SQLITE_IOERR_DIR_FSYNC) = extended {
             return Self::new(
-                ProblemKind::Replaced,
+                ProblemKind::Unsafe,
                 format!(
                     "fsync failed ({error}), so nothing more is written: check the disk, then restart"
                 ),
@@ -272,8 +272,8 @@ mod tests {
         check(ffi::SQLITE_INTERRUPT, ProblemKind::Busy);
         check(ffi::SQLITE_FULL, ProblemKind::Full);
         check(ffi::SQLITE_NOTADB, ProblemKind::Damaged);
-        check(ffi::SQLITE_IOERR_FSYNC, ProblemKind::Replaced);
-        check(ffi::SQLITE_IOERR_DIR_FSYNC, ProblemKind::Replaced);
+        check(ffi::SQLITE_IOERR_FSYNC, ProblemKind::Unsafe);
+        check(ffi::SQLITE_IOERR_DIR_FSYNC, ProblemKind::Unsafe);
         check(ffi::SQLITE_IOERR_READ, ProblemKind::Other);
         check(ffi::SQLITE_ERROR, ProblemKind::Other);
     }

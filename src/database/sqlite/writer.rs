@@ -128,7 +128,7 @@ impl SqliteWriter {
     /// with it.
     fn remember<T>(&mut self, result: Result<T>) -> Result<T> {
         if let Err(problem) = &result
-            && problem.kind == ProblemKind::Replaced
+            && problem.kind == ProblemKind::Unsafe
         {
             self.failed.get_or_insert_with(|| problem.clone());
         }
@@ -289,7 +289,7 @@ mod tests {
     fn check_final(engine: &Database) {
         for number in [101, 102] {
             let refused = insert(engine, number).expect_err("nothing is written");
-            assert_eq!(refused.kind, ProblemKind::Replaced, "{refused}");
+            assert_eq!(refused.kind, ProblemKind::Unsafe, "{refused}");
         }
     }
 

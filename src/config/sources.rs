@@ -15,7 +15,7 @@ use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, Error as TomlError, ValueDeserializer};
 
-use super::reference::{self, Accepted, DefaultValue, PREFIX, SETTINGS, Setting, texts_of};
+use super::table::{self, Accepted, DefaultValue, PREFIX, SETTINGS, Setting, texts_of};
 use crate::error::{Problem, ProblemKind, Result};
 use crate::secret::Secret;
 use crate::text::{may_hold_a_secret, nearest, shortened};
@@ -277,7 +277,7 @@ impl Settings {
     /// Reads a setting that has a default.
     pub fn value<T>(&mut self, name: &'static str, parse: impl Fn(&str) -> Option<T>) -> T {
         self.optional(name, &parse).unwrap_or_else(|| {
-            let default = reference::known(name).default_text();
+            let default = table::known(name).default_text();
             parse(default).unwrap_or_else(|| panic!("{name} should have a good default"))
         })
     }
@@ -394,18 +394,18 @@ impl TomlFile<'_> {
         for (key, value) in table {
             let name = format!("{prefix}{}", key.get_ref());
             let line = self.line_at(key.span().start);
-            let problem = match (reference::find(&name), value.get_ref()) {
+            let problem = match (table::find(&name), value.get_ref()) {
                 (Some(setting), found) => {
                     let place = SettingPlace::Line(self.path.to_owned(), line);
                     let raw = RawSetting::in_file(setting, found, place, &self.text[value.span()]);
                     self.settings.insert(setting.name, raw);
                     continue;
                 }
-                (None, DeValue::Table(members)) if reference::is_table(&name) => {
+                (None, DeValue::Table(members)) if table::is_table(&name) => {
                     self.flatten(&format!("{name}."), members);
                     continue;
                 }
-                _ if reference::is_table(&name) => format!("{name}: expected a table: [{name}]."),
+                _ if table::is_table(&name) => format!("{name}: expected a table: [{name}]."),
                 _ => {
                     let repeated = shortened(&name, MAX_REPEATED);
                     format!("{repeated}: there is no such setting. {}", advice(&name))
@@ -447,7 +447,7 @@ fn advice(name: &str) -> String {
     let (table, last) = name.split_at(name.rfind('.').map_or(0, |dot| dot + 1));
     let names = || SETTINGS.iter().map(|known| known.name);
     let in_table = names().filter_map(|known| known.strip_prefix(table));
-    let in_table = in_table.chain(reference::tables().filter(|_| table.is_empty()));
+    let in_table = in_table.chain(table::tables().filter(|_| table.is_empty()));
     let meant = nearest(last, in_table).map(|meant| format!("{table}{meant}"));
     let elsewhere = || names().find(|known| known.rsplit('.').next() == Some(last));
     match meant.or_else(|| elsewhere().map(String::from)) {
