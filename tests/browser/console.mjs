@@ -171,6 +171,8 @@ const flows = {
     page.context().allowed.push("401");
     await page.goto(page.base + "/usage?range=7d");
     assert.equal(new URL(page.url()).pathname, "/sign-in");
+    // The field has the focus once the page is drawn, which may be after it is loaded.
+    await page.locator("input:focus").waitFor();
     await page.keyboard.type("not the password");
     await page.keyboard.press("Enter");
     await page.getByRole("alert").filter({ hasText: "not the password" }).waitFor();
