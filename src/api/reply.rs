@@ -1,5 +1,7 @@
 //! The response: the completion object of part 2.2, or the error envelope of part 2.5.
 
+use std::fmt::Write;
+
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -91,8 +93,9 @@ fn in_ascii(json: &str) -> String {
         match c {
             c if c.is_ascii() => escaped.push(c),
             c => {
-                let units = c.encode_utf16(&mut [0; 2]).to_vec();
-                escaped.extend(units.iter().map(|unit| format!("\\u{unit:04x}")));
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    write!(escaped, "\\u{unit:04x}").expect("a string takes any text");
+                }
             }
         }
     }
