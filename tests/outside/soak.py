@@ -33,8 +33,7 @@ RATE = 100
 SAMPLE_SECONDS = 1
 # Caches fill and the allocator's arenas grow to their size in this time.
 WARM_UP_MINUTES = min(5, MINUTES / 4)
-# 24.5 were measured: the arenas of 23 threads, each with what its largest request has left.
-MOST_MIB = 28
+MOST_MIB = 20
 # Of the smallest memory of each minute, in the second half.
 MOST_GROWTH_MIB = 0.5
 # A checkpoint comes with 4 MiB, and the file keeps at most 8 once it begins again. A page of the console can hold it for a
