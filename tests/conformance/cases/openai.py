@@ -164,8 +164,8 @@ def a_runtime_that_is_killed_and_restarted_costs_a_wait():
             assert until(lambda: sum(began > killed and status == 200 for began, status in results) >= 20), results
             is_over.set()
             [thread.join() for thread in threads]
-        failed = [began for began, status in results if status != 200]
-        assert len(failed) <= 8 and all(began < killed for began in failed), (killed, results)
+        # A client may ask again, and fail again, before the killed process has closed its sockets.
+        assert all(status == 200 or began < killed for began, status in results), (killed, results)
 
 
 @beside
