@@ -71,7 +71,7 @@ const HARMLESS: [(&str, &[&str]); 14] = [
 
 /// What a request asks for.
 #[derive(Debug)]
-pub struct Asked<'a> {
+pub struct ChatRequest<'a> {
     pub chat: Chat<'a>,
     /// The answer as server-sent events; `None` for one as JSON.
     pub stream: Option<StreamOptions>,
@@ -87,7 +87,7 @@ pub fn read<'a>(
     head: &RequestHead,
     body: &'a [u8],
     compatibility: Compatibility,
-) -> Result<Asked<'a>, Failure> {
+) -> Result<ChatRequest<'a>, Failure> {
     check_content_type(head)?;
     parse(body, compatibility)
 }
@@ -112,7 +112,7 @@ fn check_content_type(head: &RequestHead) -> Result<(), Failure> {
 }
 
 /// Reads what a body asks for, or says what is wrong with it.
-pub fn parse(body: &[u8], compatibility: Compatibility) -> Result<Asked<'_>, Failure> {
+pub fn parse(body: &[u8], compatibility: Compatibility) -> Result<ChatRequest<'_>, Failure> {
     let lenient = compatibility == Compatibility::OpenAi;
     let body = read_body(body)?;
     let (mut model, mut messages) = (None, None);
@@ -161,7 +161,7 @@ pub fn parse(body: &[u8], compatibility: Compatibility) -> Result<Asked<'_>, Fai
         max_tokens: max_tokens.unwrap_or(default),
     };
     let stream = is_stream.then_some(options);
-    Ok(Asked { chat, stream })
+    Ok(ChatRequest { chat, stream })
 }
 
 /// Returns the values of a member that change nothing.

@@ -55,7 +55,9 @@ def the_load_is_reported():
         for connection in held:
             assert read_reply(connection).status == 200
         assert (load("queue_length"), load("workers_busy")) == (0, 0)
-        assert until(lambda: load("buffered_bytes") < 3 * 32_768), "the memory is not free"
+        # The sessions of TLS, if it is used, stay with their connections.
+        free = 3 * 32_768 if server.secured else 50_000
+        assert until(lambda: load("buffered_bytes") < free), "the memory is not free"
 
 
 def a_scrape_needs_its_permission_and_leaves_no_row():
